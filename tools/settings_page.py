@@ -1,0 +1,66 @@
+"""Write docs/reference/settings.md from the settings themselves.
+
+python tools/settings_page.py            rewrite the page
+python tools/settings_page.py --check    fail when the page is not what would be written
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from headrace.core import config
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "settings.md"
+
+HEAD = """\
+# Settings
+
+A flag (`--port 5000`) beats a variable (`HEADRACE_PORT=5000`), which beats a line of the TOML file
+named by `--config` (`port = 5000`), which beats the default. Names are flat. Sizes accept `64MiB`,
+`1GB` or a number of bytes; durations accept `50ms`, `30s`, `10m`, `1h`, `7d` or a number of
+milliseconds. A name that is not here, a value that does not parse, and two settings that contradict
+each other refuse to start, naming what was written. `headrace config show --origin` prints the
+value of each and where it came from.
+
+| setting | variable | default | meaning |
+|---|---|---|---|
+"""
+
+TAIL = """
+Only the tests read these:
+
+| variable | meaning |
+|---|---|
+| `HEADRACE_TEST_MINUTES` | what the long sweeps may spend together |
+| `HEADRACE_TEST_SEED` | where their randomness starts; by default the commit's hash |
+
+This page is written by `python tools/settings_page.py`.
+"""
+
+
+def page() -> str:
+    rows = []
+    for name, rule in config.RULES.items():
+        variables = " or ".join(f"`{variable}`" for variable in config.variables_of(name))
+        default = config.show_value(name, config.DEFAULTS[name])
+        shown = f"`{default}`" if default else "(empty)"
+        choices = f" One of {', '.join(rule.choices)}." if rule.choices else ""
+        rows.append(f"| `{name}` | {variables} | {shown} | {rule.doc}{choices} |\n")
+    return HEAD + "".join(rows) + TAIL
+
+
+def main() -> int:
+    if "--check" in sys.argv:
+        current = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+        if current != page():
+            print(f"{PAGE.name} is not up to date; run `python tools/settings_page.py`")
+            return 1
+        return 0
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
