@@ -1,0 +1,54 @@
+"""Headrace: a durable event log in one process.
+
+General layout.  `core` holds what has no state of its own (errors, limits, settings, clocks, the
+runtime seam), `storage` turns bytes into files that survive, `engine` gives them meaning, `cli` is
+the command line, `testing` is what our own tests use and yours may.  Imports only ever go that
+way.  Everything a program needs is re-exported here; nothing else is public.
+"""
+
+from __future__ import annotations
+
+# The storage layer checks what it wrote and what it read with `assert`, in production too.
+if not __debug__:
+    raise SystemExit(
+        "headrace: Python runs with -O (or PYTHONOPTIMIZE), which removes the checks that guard "
+        "stored data; start it without"
+    )
+
+from headrace.core.config import Settings as Settings
+from headrace.core.errors import HeadraceError as HeadraceError
+from headrace.core.runtime import Ticket as Ticket
+from headrace.engine.append import Appended as Appended
+from headrace.engine.deleting import DeleteResult as DeleteResult
+from headrace.engine.deleting import TagMatch as TagMatch
+from headrace.engine.engine import Engine as Engine
+from headrace.engine.engine import TopicInfo as TopicInfo
+from headrace.engine.idempotency import ProducerClaim as ProducerClaim
+from headrace.engine.lifecycle import Deleted as Deleted
+from headrace.engine.lifecycle import Put as Put
+from headrace.engine.reading import Page as Page
+from headrace.engine.reading import Tombstone as Tombstone
+from headrace.engine.topic_config import TopicConfig as TopicConfig
+from headrace.storage.block import Batch as Batch
+from headrace.storage.block import Record as Record
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Appended",
+    "Batch",
+    "DeleteResult",
+    "Deleted",
+    "Engine",
+    "HeadraceError",
+    "Page",
+    "ProducerClaim",
+    "Put",
+    "Record",
+    "Settings",
+    "TagMatch",
+    "Ticket",
+    "Tombstone",
+    "TopicConfig",
+    "TopicInfo",
+]

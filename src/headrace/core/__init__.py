@@ -1,0 +1,1 @@
+"""What every layer may use and no layer owns: errors, limits, settings, time, chance, metrics."""

@@ -1,0 +1,197 @@
+"""Every error Headrace raises on purpose: what went wrong, and what to do next.
+
+Only this file defines error classes.  An error says whose fault it is by its base
+(`ClientError`, `ServerError`, `CorruptionError`), carries the wire `code`, the HTTP `status` a
+wire layer may use, whether a retry can help, and a `detail` mapping of the values a caller needs
+to mend the call.  The engine never knows HTTP: `status` is data here, nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+Detail = Mapping[str, object]
+
+
+class HeadraceError(Exception):
+    """Base of all of them.
+
+    >>> error = InvalidRequest("before_seq is -1", fix="send a seq of 0 or more")
+    >>> error.code, error.status, str(error)
+    ('invalid_request', 400, 'before_seq is -1; send a seq of 0 or more')
+    """
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, fix: str = "", detail: Detail | None = None) -> None:
+        self.message = message
+        self.fix = fix
+        self.detail: dict[str, object] = dict(detail or {})
+        super().__init__(f"{message}; {fix}" if fix else message)
+
+    @property
+    def docs(self) -> str:
+        """The anchor of this code in docs/reference/errors.md."""
+        return f"reference/errors.md#{self.code}"
+
+
+class ClientError(HeadraceError):
+    """The caller asked for something that cannot be; nothing was changed."""
+
+    status = 400
+
+
+class ServerError(HeadraceError):
+    """The server could not do what it was rightly asked to do."""
+
+    status = 500
+
+
+class CorruptionError(ServerError):
+    """Stored bytes are not the bytes that were written.  Never guessed around."""
+
+    code = "corrupt"
+
+
+class InvalidRequest(ClientError):
+    """A value of the wrong type, out of range, or missing."""
+
+    code = "invalid_request"
+
+
+class BatchTooLarge(ClientError):
+    """More records in one append than `records_per_append_max`."""
+
+    code = "batch_too_large"
+
+
+class RecordTooLarge(ClientError):
+    """One record, or a batch for a capped topic, is larger than allowed."""
+
+    code = "record_too_large"
+
+
+class TopicNotFound(ClientError):
+    """No such topic, and this call does not create one."""
+
+    code = "topic_not_found"
+    status = 404
+
+    @classmethod
+    def named(cls, name: str) -> TopicNotFound:
+        return cls(
+            f"topic {name!r} does not exist",
+            fix="append to it or create it first",
+            detail={"topic": name},
+        )
+
+
+class TopicExistsIncompatible(ClientError):
+    """The topic exists with a type, kind or epoch that this call contradicts."""
+
+    code = "topic_exists_incompatible"
+    status = 409
+
+
+class TopicNotEmpty(ClientError):
+    """A delete that was conditional on emptiness found live records."""
+
+    code = "topic_not_empty"
+    status = 409
+
+
+class HeadMismatch(ClientError):
+    """`expected_head_seq` is not the topic's head."""
+
+    code = "head_mismatch"
+    status = 409
+
+
+class ProducerFenced(ClientError):
+    """A producer with a newer epoch has taken over."""
+
+    code = "producer_fenced"
+    status = 403
+
+
+class ProducerGap(ClientError):
+    """A producer skipped a sequence number."""
+
+    code = "producer_gap"
+    status = 409
+
+
+class TopicFull(ClientError):
+    """The topic rejects what its caps have no room for."""
+
+    code = "topic_full"
+    status = 422
+
+
+class Throttled(ClientError):
+    """A bound was reached; the same call may succeed later."""
+
+    code = "throttled"
+    status = 429
+    retryable = True
+
+
+class Internal(ServerError):
+    """A write whose outcome is unknown, or a fault without a better name."""
+
+    code = "internal"
+
+
+class NotReady(ServerError):
+    """The server cannot take this call now; `detail.reason` says why."""
+
+    code = "not_ready"
+    status = 503
+    retryable = True
+
+
+class ShuttingDown(ServerError):
+    """The engine is closing."""
+
+    code = "shutting_down"
+    status = 503
+    retryable = True
+
+
+class DataDirLocked(ServerError):
+    """Another process owns the data directory."""
+
+    code = "data_dir_locked"
+
+
+class UnsupportedFormat(ServerError):
+    """A file was written by a newer version, or is not ours."""
+
+    code = "unsupported_format"
+
+
+class ConfigError(ClientError):
+    """A setting does not parse, is unknown, or contradicts another."""
+
+    code = "config_error"
+
+
+class WalCorrupt(CorruptionError):
+    """Acknowledged bytes of the write-ahead log are damaged."""
+
+    code = "wal_corrupt"
+
+
+class SegmentCorrupt(CorruptionError):
+    """A sealed file is missing or damaged; `detail` names the file and the seqs affected."""
+
+    code = "segment_corrupt"
+
+
+class SnapshotCorrupt(CorruptionError):
+    """No usable snapshot: the newest and its predecessor are both damaged."""
+
+    code = "snapshot_corrupt"

@@ -1,0 +1,54 @@
+"""The bounds nobody can configure: one name for each, and how they relate.
+
+A bound that an operator may change is a setting (`core/config.py`); one that is part of a protocol,
+of a file format or of what the engine can represent is here.  The asserts run at import, so a
+change that breaks a relation stops the first test and not a server.  On-disk widths belong to the
+file that writes them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+# Names.  The engine's is the widest, because the other dialects map onto it with a prefix.
+topic_name_bytes_max: Final = 600
+native_topic_name_bytes_max: Final = 255
+producer_id_bytes_max: Final = 256
+reserved_topic_prefixes: Final = ("ds:", "s2:")
+
+# Numbers.  A seq travels as a JSON number, which many readers hold in a double.
+seq_max: Final = (1 << 53) - 1
+
+# Requests.
+topics_per_watch_max: Final = 256
+page_size_default: Final = 100
+page_size_max: Final = 1_000
+claims_per_request_max: Final = 1_000
+heartbeat_ms_min: Final = 1_000
+heartbeat_ms_max: Final = 60_000
+session_ttl_ms: Final = 300_000
+lease_ms_min: Final = 100
+lease_ms_max: Final = 86_400_000
+claim_jitter_ms_max: Final = 5_000
+nack_delay_ms_max: Final = 86_400_000
+priority_max: Final = 1_000
+
+# Routers.
+router_hops_max: Final = 8
+
+# Storage.
+wal_shards_max: Final = 64
+reader_threads_max: Final = 64
+
+assert native_topic_name_bytes_max < topic_name_bytes_max
+assert all(len(prefix) < topic_name_bytes_max for prefix in reserved_topic_prefixes)
+assert page_size_default <= page_size_max
+assert heartbeat_ms_min < heartbeat_ms_max < session_ttl_ms
+assert lease_ms_min < lease_ms_max
+assert claim_jitter_ms_max < lease_ms_max
+assert nack_delay_ms_max <= lease_ms_max
+assert wal_shards_max <= 100, "shard directories are named with two digits"
