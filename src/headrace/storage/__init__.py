@@ -1,0 +1,1 @@
+"""Bytes that survive: the write-ahead log, sealed segments, snapshots, tiers and their recovery."""

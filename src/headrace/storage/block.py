@@ -1,0 +1,496 @@
+"""A block: the records of one append, as columns in one run of bytes.
+
+Only this file knows the layout of an append entry (docs/formats/wal.md).  The same bytes are what
+the write-ahead log stores, what memory keeps and what a checkpoint reads, so that nothing is
+converted, and no record is touched on its own, between a request and the sealed file.
+
+`Batch` is what a caller hands in, `Block` what the engine keeps, `Rows` what a read gives out;
+`Rows` is also what a sealed segment gives, so that readers see one shape from every tier.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+# Kinds of payload.  On-disk values: never change one.
+KIND_JSON = 0
+KIND_BYTES = 1
+KIND_COMMAND = 2
+KIND_MIXED = 255  # the kinds column says, record by record
+
+ENTRY_APPEND = 1
+
+# Column modes.  On-disk values: never change one.
+ABSENT, UNIFORM, DENSE, NULLABLE = 0, 1, 2, 3
+
+#   type kind flags length | topic_id first_seq ts arrived_ms reserved_to | count sidecar | modes
+HEADER = struct.Struct("<BBHIQQqqQII8B")
+HEADER_BYTES = 64
+assert HEADER.size == HEADER_BYTES
+
+_U32 = struct.Struct("<I")
+_PADS = tuple(b"\0" * (-n % 8) for n in range(8))
+
+Header = tuple[bytes, bytes]
+
+
+class Batch(NamedTuple):
+    """Records to append, as columns; every present column has one item a record.
+
+    >>> Batch([b'{"id":1}', b'{"id":2}'], tags=["a", None]).rows
+    2
+    """
+
+    data: Sequence[bytes]
+    kind: int = KIND_JSON
+    tags: Sequence[str | None] | None = None
+    nodes: Sequence[str | None] | str | None = None  # one string: the node of every record
+    metas: Sequence[bytes | None] | None = None
+    headers: Sequence[Sequence[Header] | None] | None = None
+    kinds: bytes | None = None  # only with kind == KIND_MIXED
+    timestamps: Sequence[int] | None = None  # client timestamps, already non-decreasing
+
+    @property
+    def rows(self) -> int:
+        return len(self.data)
+
+
+class Record(NamedTuple):
+    """One record, as a reader sees it.
+
+    >>> Record(seq=1, ts=1700000000000, data=b"{}").tag is None
+    True
+    """
+
+    seq: int
+    ts: int
+    data: bytes
+    tag: str | None = None
+    node: str | None = None
+    meta: bytes | None = None
+    headers: Sequence[Header] | None = None
+    kind: int = KIND_JSON
+    append_first_seq: int = 0
+
+
+class Rows:
+    """Records of one topic as parallel columns, in ascending seq; absent columns are None.
+
+    `ts`, `kinds` and `append_firsts` are one int where every row has the same value.
+    """
+
+    __slots__ = (
+        "append_firsts",
+        "data",
+        "headers",
+        "kinds",
+        "metas",
+        "nodes",
+        "seqs",
+        "tags",
+        "ts",
+    )
+
+    def __init__(
+        self,
+        seqs: Sequence[int],
+        ts: int | Sequence[int],
+        data: list[bytes],
+        kinds: int | Sequence[int] = KIND_JSON,
+        tags: list[str | None] | None = None,
+        nodes: list[str | None] | None = None,
+        metas: list[bytes | None] | None = None,
+        headers: list[Sequence[Header] | None] | None = None,
+        append_firsts: int | Sequence[int] = 0,
+    ) -> None:
+        assert len(seqs) == len(data)
+        self.seqs = seqs
+        self.ts = ts
+        self.data = data
+        self.kinds = kinds
+        self.tags = tags
+        self.nodes = nodes
+        self.metas = metas
+        self.headers = headers
+        self.append_firsts = append_firsts
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def pick(self, positions: Sequence[int]) -> Rows:
+        """The rows at these positions only, in order."""
+
+        def chosen(column: Sequence | None) -> list | None:  # type: ignore[type-arg]
+            return None if column is None else [column[i] for i in positions]
+
+        def chosen_or_one(column: int | Sequence[int]) -> int | Sequence[int]:
+            return column if isinstance(column, int) else [column[i] for i in positions]
+
+        return Rows(
+            [self.seqs[i] for i in positions],
+            chosen_or_one(self.ts),
+            [self.data[i] for i in positions],
+            chosen_or_one(self.kinds),
+            chosen(self.tags),
+            chosen(self.nodes),
+            chosen(self.metas),
+            chosen(self.headers),
+            chosen_or_one(self.append_firsts),
+        )
+
+    def records(self) -> list[Record]:
+        """The rows as `Record` objects."""
+        count = len(self.data)
+        ts, kinds, firsts = self.ts, self.kinds, self.append_firsts
+        none = [None] * count
+        return list(
+            map(
+                Record,
+                self.seqs,
+                [ts] * count if isinstance(ts, int) else ts,
+                self.data,
+                self.tags or none,
+                self.nodes or none,
+                self.metas or none,
+                self.headers or none,
+                [kinds] * count if isinstance(kinds, int) else kinds,
+                [firsts] * count if isinstance(firsts, int) else firsts,
+            )
+        )
+
+
+def encode_headers(headers: Sequence[Header] | None) -> bytes | None:
+    """Name/value pairs of bytes as one value: (u32 length, bytes) twice a pair."""
+    if headers is None:
+        return None
+    parts = []
+    for name, value in headers:
+        parts += [_U32.pack(len(name)), name, _U32.pack(len(value)), value]
+    return b"".join(parts)
+
+
+def decode_headers(value: bytes | None) -> list[Header] | None:
+    """The inverse of `encode_headers`."""
+    if value is None:
+        return None
+    items: list[bytes] = []
+    at = 0
+    while at < len(value):
+        (length,) = _U32.unpack_from(value, at)
+        at += 4
+        items.append(value[at : at + length])
+        at += length
+    assert at == len(value) and len(items) % 2 == 0
+    return list(zip(items[::2], items[1::2], strict=True))
+
+
+class _Column(NamedTuple):
+    mode: int
+    offsets: int  # where the u32 offsets start
+    present: int  # where the presence bytes start (NULLABLE only)
+    values: int  # where the values start
+
+
+class Block:
+    """The records of one append.  Immutable; `raw` is the append entry of the log."""
+
+    __slots__ = ("_layout", "arrived_ms", "bytes", "count", "first_seq", "raw", "ts")
+
+    def __init__(
+        self, raw: bytes, first_seq: int, count: int, ts: int, arrived_ms: int, size: int
+    ) -> None:
+        self.raw = raw
+        self.first_seq = first_seq
+        self.count = count
+        self.ts = ts  # of the last record; every record's unless a ts column is there
+        self.arrived_ms = arrived_ms
+        self.bytes = size  # data + meta bytes: what caps and quotas count
+        self._layout: tuple[_Column, ...] | None = None
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + self.count - 1
+
+    @property
+    def topic_id(self) -> int:
+        return int.from_bytes(self.raw[8:16], "little")
+
+    @property
+    def reserved_to(self) -> int:
+        return int.from_bytes(self.raw[40:48], "little")
+
+    @property
+    def kind(self) -> int:
+        return self.raw[1]
+
+    @property
+    def has_sidecar(self) -> bool:
+        return self.raw[52:56] != b"\0\0\0\0"
+
+    @property
+    def sidecar(self) -> bytes:
+        """Producer, idempotency and dialect state committed with these records."""
+        length = int.from_bytes(self.raw[52:56], "little")
+        if not length:
+            return b""
+        end = self._values_end()
+        return self.raw[end : end + length]
+
+    # Columns
+
+    def _columns(self) -> tuple[_Column, ...]:
+        if self._layout is None:
+            self._layout = _parse_layout(self.raw, self.count)
+        return self._layout
+
+    def _values_end(self) -> int:
+        last = self._columns()[4]
+        # The headers column is the last one with values; its start is right even when absent.
+        return last.values + _values_length(self.raw, last, self.count)
+
+    def data(self, start: int, stop: int) -> list[bytes]:
+        """Payloads of rows `start` to `stop` (exclusive)."""
+        raw = self.raw
+        if self.count == 1:
+            base = self._columns()[0].values
+            (length,) = _U32.unpack_from(raw, self._columns()[0].offsets + 4)
+            return [raw[base : base + length]]
+        column = self._columns()[0]
+        base = column.values
+        ends = struct.unpack_from(f"<{stop - start + 1}I", raw, column.offsets + 4 * start)
+        return [raw[base + a : base + b] for a, b in pairwise(ends)]
+
+    def data_buffers(self) -> tuple[memoryview, memoryview]:
+        """(u32 offsets of count + 1 items, values), without a copy."""
+        column = self._columns()[0]
+        view = memoryview(self.raw)
+        offsets = view[column.offsets : column.offsets + 4 * (self.count + 1)]
+        length = _values_length(self.raw, column, self.count)
+        return offsets, view[column.values : column.values + length]
+
+    def _optional(self, which: int, start: int, stop: int) -> list[bytes | None] | None:
+        column = self._columns()[which]
+        raw, base = self.raw, column.values
+        if column.mode == ABSENT:
+            return None
+        if column.mode == UNIFORM:
+            length = _values_length(raw, column, self.count)
+            return [raw[base : base + length]] * (stop - start)
+        ends = struct.unpack_from(f"<{stop - start + 1}I", raw, column.offsets + 4 * start)
+        values: list[bytes | None] = [raw[base + a : base + b] for a, b in pairwise(ends)]
+        if column.mode == NULLABLE:
+            present = raw[column.present + start : column.present + stop]
+            return [v if p else None for v, p in zip(values, present, strict=True)]
+        return values
+
+    def _texts(self, which: int, start: int, stop: int) -> list[str | None] | None:
+        values = self._optional(which, start, stop)
+        return None if values is None else [None if v is None else v.decode() for v in values]
+
+    def tags(self, start: int, stop: int) -> list[str | None] | None:
+        return self._texts(1, start, stop)
+
+    def nodes(self, start: int, stop: int) -> list[str | None] | None:
+        return self._texts(2, start, stop)
+
+    def metas(self, start: int, stop: int) -> list[bytes | None] | None:
+        return self._optional(3, start, stop)
+
+    def headers(self, start: int, stop: int) -> list[Sequence[Header] | None] | None:
+        values = self._optional(4, start, stop)
+        return None if values is None else [decode_headers(v) for v in values]
+
+    @property
+    def has_tags(self) -> bool:
+        return self.raw[57] != ABSENT
+
+    def kinds(self, start: int, stop: int) -> int | bytes:
+        if self.raw[1] != KIND_MIXED:
+            return self.raw[1]
+        at = self._columns()[5].values
+        return self.raw[at + start : at + stop]
+
+    def timestamps(self, start: int, stop: int) -> int | Sequence[int]:
+        if self.raw[62] == ABSENT:
+            return self.ts
+        return struct.unpack_from(f"<{stop - start}q", self.raw, HEADER_BYTES + 8 * start)
+
+    def ts_at(self, row: int) -> int:
+        if self.raw[62] == ABSENT:
+            return self.ts
+        value: int = struct.unpack_from("<q", self.raw, HEADER_BYTES + 8 * row)[0]
+        return value
+
+    def size_of(self, start: int, stop: int) -> int:
+        """Data and meta bytes of rows `start` to `stop` (exclusive), without reading them."""
+        if start == 0 and stop == self.count:
+            return self.bytes
+        total = 0
+        for column in (self._columns()[0], self._columns()[3]):
+            if column.mode == UNIFORM:
+                total += (stop - start) * _values_length(self.raw, column, self.count)
+            elif column.mode != ABSENT:
+                (a,) = _U32.unpack_from(self.raw, column.offsets + 4 * start)
+                (b,) = _U32.unpack_from(self.raw, column.offsets + 4 * stop)
+                total += b - a
+        return total
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows `start` to `stop` (exclusive) as columns."""
+        assert 0 <= start <= stop <= self.count, (start, stop, self.count)
+        first = self.first_seq
+        rows = Rows(
+            range(first + start, first + stop),
+            self.timestamps(start, stop),
+            self.data(start, stop),
+            self.kinds(start, stop),
+            append_firsts=first,
+        )
+        if self.raw[57:61] != b"\0\0\0\0":
+            rows.tags = self.tags(start, stop)
+            rows.nodes = self.nodes(start, stop)
+            rows.metas = self.metas(start, stop)
+            rows.headers = self.headers(start, stop)
+        return rows
+
+
+def _values_length(raw: bytes, column: _Column, count: int) -> int:
+    if column.mode == ABSENT:
+        return 0
+    items = 1 if column.mode == UNIFORM else count
+    (length,) = _U32.unpack_from(raw, column.offsets + 4 * items)
+    return int(length)
+
+
+def _parse_layout(raw: bytes, count: int) -> tuple[_Column, ...]:
+    """Where each column lies.  Order: ts, offsets, presence, kinds, values, sidecar, padding."""
+    modes = raw[56:64]
+    at = HEADER_BYTES
+    if modes[6] == DENSE:
+        at += 8 * count
+    offsets, present = [0] * 5, [0] * 5
+    for i in range(5):
+        offsets[i] = at
+        if modes[i] != ABSENT:
+            at += 4 * (2 if modes[i] == UNIFORM else count + 1)
+    for i in range(5):
+        present[i] = at
+        if modes[i] == NULLABLE:
+            at += count
+    kinds_at = at
+    if modes[5] == DENSE:
+        at += count
+    columns = []
+    for i in range(5):
+        column = _Column(modes[i], offsets[i], present[i], at)
+        at += _values_length(raw, column, count)
+        columns.append(column)
+    columns.append(_Column(modes[5], 0, 0, kinds_at))
+    return tuple(columns)
+
+
+_Encoded = tuple[int, bytes, bytes, bytes]  # mode, offsets, presence, values
+_NOTHING: _Encoded = (ABSENT, b"", b"", b"")
+
+
+def _encode_values(values: Sequence[bytes]) -> tuple[bytes, bytes]:
+    ends = array("I", accumulate(map(len, values), initial=0))
+    return ends.tobytes(), b"".join(values)
+
+
+def _encode_optional(values: Sequence[bytes | None] | None) -> _Encoded:
+    if values is None:
+        return _NOTHING
+    if None not in values:
+        offsets, joined = _encode_values(values)  # type: ignore[arg-type]
+        return DENSE, offsets, b"", joined
+    present = bytes([v is not None for v in values])
+    if 1 not in present:
+        return _NOTHING
+    offsets, joined = _encode_values([v or b"" for v in values])
+    return NULLABLE, offsets, present, joined
+
+
+def _encode_texts(values: Sequence[str | None] | str | None) -> _Encoded:
+    if values is None:
+        return _NOTHING
+    if isinstance(values, str):
+        value = values.encode()
+        return UNIFORM, array("I", (0, len(value))).tobytes(), b"", value
+    return _encode_optional([None if v is None else v.encode() for v in values])
+
+
+def encode_block(
+    batch: Batch,
+    topic_id: int,
+    first_seq: int,
+    ts: int,
+    arrived_ms: int,
+    reserved_to: int = 0,
+    sidecar: bytes = b"",
+) -> Block:
+    """Build the block of a validated batch.  Work per record is C loops only."""
+    data = batch.data
+    count = len(data)
+    assert count > 0 and first_seq > 0, (count, first_seq)
+    if count == 1:
+        values = data[0]
+        offsets = b"\0\0\0\0" + _U32.pack(len(values))
+    else:
+        offsets, values = _encode_values(data)
+    size = len(values)
+    if batch[2:] == _PLAIN:
+        length = HEADER_BYTES + len(offsets) + size + len(sidecar)
+        pad = _PADS[length & 7]
+        header = HEADER.pack(
+            ENTRY_APPEND, batch.kind, 0, length + len(pad), topic_id, first_seq, ts, arrived_ms,
+            reserved_to, count, len(sidecar), DENSE, 0, 0, 0, 0, 0, 0, 0,
+        )  # fmt: skip
+        raw = b"".join((header, offsets, values, sidecar, pad))
+        return Block(raw, first_seq, count, ts, arrived_ms, size)
+    columns = [
+        (DENSE, offsets, b"", values),
+        _encode_texts(batch.tags),
+        _encode_texts(batch.nodes),
+        _encode_optional(batch.metas),
+        _encode_optional(
+            None if batch.headers is None else [encode_headers(h) for h in batch.headers]
+        ),
+    ]
+    kinds = batch.kinds or b""
+    stamps = b""
+    if batch.timestamps is not None:
+        stamps = array("q", batch.timestamps).tobytes()
+        ts = batch.timestamps[-1]
+    parts = [stamps, *(c[1] for c in columns), *(c[2] for c in columns), kinds]
+    parts += [*(c[3] for c in columns), sidecar]
+    length = HEADER_BYTES + sum(map(len, parts))
+    pad = _PADS[length & 7]
+    header = HEADER.pack(
+        ENTRY_APPEND, KIND_MIXED if kinds else batch.kind, 0, length + len(pad), topic_id,
+        first_seq, ts, arrived_ms, reserved_to, count, len(sidecar), *(c[0] for c in columns),
+        DENSE if kinds else ABSENT, DENSE if stamps else ABSENT, 0,
+    )  # fmt: skip
+    raw = b"".join((header, *parts, pad))
+    size += len(columns[3][3])
+    return Block(raw, first_seq, count, ts, arrived_ms, size)
+
+
+_PLAIN = (None,) * 6
+
+
+def decode_block(raw: bytes) -> Block:
+    """The block of an append entry whose checksum has been verified."""
+    fields = HEADER.unpack_from(raw)
+    count = fields[9]
+    assert fields[0] == ENTRY_APPEND and count > 0, fields
+    block = Block(raw, fields[5], count, fields[6], fields[7], 0)
+    block.bytes = _values_length(raw, block._columns()[0], count)
+    if fields[14] != ABSENT:
+        column = block._columns()[3]
+        block.bytes += _values_length(raw, column, count)
+    return block

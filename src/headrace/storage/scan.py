@@ -1,0 +1,263 @@
+"""Reading the write-ahead log back, and deciding whether a bad end is torn or corrupt.
+
+Only this file judges log bytes.  The rule: on a bad batch at position X, look ahead for any header
+with a right hash that says the shard was durable beyond X when it was built.  If one does,
+acknowledged bytes are damaged, and opening is refused by name.  If none does, nothing beyond X was
+ever promised, and the log ends at X.  A later file that begins exactly at X was written by a
+recovery that had decided the same, so reading goes on there.
+
+A scan changes nothing on disk; it says which files are of no use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from xxhash import xxh3_64_intdigest
+
+from headrace.core.errors import WalCorrupt
+from headrace.storage.frame import (
+    BATCH_HEADER_BYTES,
+    BATCH_MAGIC,
+    PAGE_BYTES,
+    BatchHeader,
+    FileHeader,
+    decode_batch_header,
+    decode_file_header,
+    split_entries,
+)
+from headrace.storage.fs import File, Filesystem
+from headrace.storage.wal_file import file_path
+
+WINDOW_BYTES = 1 << 20
+
+# kind, entry, shard position of its batch
+OnEntry = Callable[[int, bytes], None]
+
+
+@dataclass
+class ShardScan:
+    """What the log of one shard turned out to hold."""
+
+    directory: str
+    end: int = 0
+    boot_id: bytes | None = None  # of the boot that wrote the last batch
+    batches: int = 0
+    batches_replayed: int = 0  # at or after the position asked for
+    bytes_read: int = 0
+    bytes_dropped: int = 0  # un-acknowledged bytes after the end
+    useless: list[str] = field(default_factory=list)  # files that can be unlinked
+
+
+class _Window:
+    """A bounded view of a file: bytes at any offset, read a window at a time."""
+
+    def __init__(self, file: File, window_bytes: int) -> None:
+        self._file = file
+        self._window_bytes = window_bytes
+        self._start = 0
+        self._buffer = b""
+        self.size = file.size()
+
+    def get(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes at `offset`; fewer at the end of the file."""
+        at = offset - self._start
+        if at < 0 or at + length > len(self._buffer):
+            want = max(length, self._window_bytes)
+            self._buffer = self._read(offset, min(want, max(0, self.size - offset)))
+            self._start, at = offset, 0
+        return self._buffer[at : at + length]
+
+    def _read(self, offset: int, length: int) -> bytes:
+        parts = []
+        while length > 0:
+            part = self._file.pread(length, offset)
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            length -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class ShardScanner:
+    """Scans the files of one shard directory in ascending number."""
+
+    def __init__(
+        self,
+        fs: Filesystem,
+        directory: str,
+        start: int | None,
+        on_entry: OnEntry,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> None:
+        self._fs = fs
+        self._start = start
+        self._on_entry = on_entry
+        self._window_bytes = window_bytes
+        self._expected: int | None = None  # where the next file has to begin
+        self._bad = ""  # where the log broke off, in words; empty while it is whole
+        self.result = ShardScan(directory)
+
+    def scan_file(self, number: int) -> None:
+        """Deliver every entry of this file that counts."""
+        path = file_path(self.result.directory, number)
+        file = self._fs.open_read(path)
+        try:
+            self._scan(path, _Window(file, self._window_bytes))
+        finally:
+            file.close()
+
+    def finish(self) -> ShardScan:
+        """The whole picture, once every file was scanned."""
+        if self._expected is None:
+            if self._start is not None:
+                self._missing(self._start)
+            self.result.end = 0
+        else:
+            if self._start is not None and self._expected < self._start:
+                self._missing(self._expected)
+            self.result.end = self._expected
+        return self.result
+
+    def _scan(self, path: str, window: _Window) -> None:
+        header = decode_file_header(window.get(0, PAGE_BYTES), self._fs.describe(path))
+        first = decode_batch_header(window.get(PAGE_BYTES, BATCH_HEADER_BYTES), 0)
+        usable = header is not None and first is not None and first.salt == header.salt
+        if not usable or first is None or header is None:
+            # Never used, or its first group never reached the disk.
+            self._refuse_if_promised(path, window, 0, self._expected)
+            self.result.useless.append(path)
+            return
+        base = first.position - PAGE_BYTES
+        if self._expected is None:
+            if base > (self._start or 0):
+                self._missing(self._start or 0)
+        elif base > self._expected:
+            self._refuse_if_promised(path, window, 0, self._expected)
+            self._bad = self._bad or f"{path} begins at {base}, {self._expected} was expected"
+            self.result.useless.append(path)
+            return
+        elif base < self._expected:
+            raise self._corrupt(path, 0, base, "this file overlaps the one before it")
+        end = self._batches(path, window, header, base)
+        self._expected = base + end
+        self.result.boot_id = header.boot_id
+        if self._torn(window, end):
+            self._refuse_if_promised(path, window, end, base + end)
+            self._bad = self._bad or f"{path} at offset {end}"
+            self.result.bytes_dropped += window.size - end
+
+    def _batches(self, path: str, window: _Window, header: FileHeader, base: int) -> int:
+        """Deliver whole batches; return the offset where they end."""
+        end, ordinal = PAGE_BYTES, 0
+        while True:
+            found = self._next_batch(window, header.salt, base, end, ordinal)
+            if found is None:
+                return end
+            offset, batch = found
+            body = window.get(offset + BATCH_HEADER_BYTES, batch.body_bytes)
+            if len(body) < batch.body_bytes or xxh3_64_intdigest(body) != batch.body_hash:
+                return end
+            if self._start is None or batch.position >= self._start:
+                self.result.batches_replayed += 1
+                for kind, entry in split_entries(body, batch.entries, path):
+                    self._on_entry(kind, entry)
+            self.result.batches += 1
+            self.result.bytes_read += BATCH_HEADER_BYTES + batch.body_bytes
+            ordinal += 1
+            end = offset + BATCH_HEADER_BYTES + batch.body_bytes
+
+    def _next_batch(
+        self, window: _Window, salt: int, base: int, end: int, ordinal: int
+    ) -> tuple[int, BatchHeader] | None:
+        """The batch after `end`: right there, or at the start of the next page."""
+        for offset in (end, end + -end % PAGE_BYTES):
+            batch = decode_batch_header(window.get(offset, BATCH_HEADER_BYTES), 0)
+            if (
+                batch is not None
+                and batch.salt == salt
+                and batch.position == base + offset
+                and batch.ordinal == ordinal
+            ):
+                return offset, batch
+        return None
+
+    def _torn(self, window: _Window, end: int) -> bool:
+        """Whether anything but zeros follows the last whole batch."""
+        while end < window.size:
+            chunk = window.get(end, min(self._window_bytes, window.size - end))
+            if not chunk or chunk.count(0) != len(chunk):
+                return True
+            end += len(chunk)
+        return False
+
+    def _refuse_if_promised(
+        self, path: str, window: _Window, offset: int, position: int | None
+    ) -> None:
+        """Raise if any later header of this file says `position` was already durable.
+
+        With no position known (the first file of a log), the file's own first page is meant.
+        """
+        for at, batch in _headers_after(window, offset):
+            own_base = batch.position - at
+            limit = position if position is not None else own_base + PAGE_BYTES
+            if own_base >= 0 and batch.durable > limit:
+                raise self._corrupt(
+                    path, offset, limit, f"the batch at {at} knew {batch.durable} durable"
+                )
+
+    def _missing(self, position: int) -> None:
+        raise WalCorrupt(
+            f"the log in {self._fs.describe(self.result.directory)} does not reach position "
+            f"{position}, where the snapshot says it goes on"
+            + (f" (it breaks off at {self._bad})" if self._bad else ""),
+            fix="put the missing file back, or run `headrace check --repair`",
+            detail={"directory": self.result.directory, "position": position},
+        )
+
+    def _corrupt(self, path: str, offset: int, position: int, why: str) -> WalCorrupt:
+        return WalCorrupt(
+            f"acknowledged bytes of {self._fs.describe(path)} are damaged at offset {offset} "
+            f"(position {position}): {why}",
+            fix="restore a backup, or run `headrace check --repair`, which keeps a copy",
+            detail={"file": path, "offset": offset, "position": position},
+        )
+
+
+def _headers_after(window: _Window, offset: int) -> Iterator[tuple[int, BatchHeader]]:
+    """Every header with a right hash from `offset` on, in order."""
+    at = offset - offset % 8
+    while at < window.size:
+        chunk = window.get(at, min(WINDOW_BYTES, window.size - at))
+        found = chunk.find(BATCH_MAGIC)
+        while found >= 0:
+            if (at + found) % 8 == 0:
+                batch = decode_batch_header(window.get(at + found, BATCH_HEADER_BYTES), 0)
+                if batch is not None:
+                    yield at + found, batch
+            found = chunk.find(BATCH_MAGIC, found + 1)
+        at += max(8, len(chunk) - BATCH_HEADER_BYTES - (len(chunk) - BATCH_HEADER_BYTES) % 8)
+
+
+def scan_all(
+    fs: Filesystem,
+    found: dict[str, list[int]],
+    starts: dict[str, int],
+    on_entry: OnEntry,
+    *,
+    window_bytes: int = WINDOW_BYTES,
+    on_file: Callable[[int, int], None] = lambda _done, _all: None,
+) -> dict[str, ShardScan]:
+    """Scan every shard, oldest file first whichever shard it is of; how many shards there were
+    does not matter, because file numbers ascend over all of them."""
+    scanners = {
+        directory: ShardScanner(fs, directory, starts.get(directory), on_entry, window_bytes)
+        for directory in found.keys() | starts.keys()
+    }
+    order = sorted((number, d) for d, numbers in found.items() for number in numbers)
+    for done, (number, directory) in enumerate(order):
+        on_file(done, len(order))
+        scanners[directory].scan_file(number)
+    return {directory: scanner.finish() for directory, scanner in scanners.items()}

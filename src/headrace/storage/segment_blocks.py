@@ -1,0 +1,195 @@
+"""Blocks of the log as columns of a segment.
+
+`batch_of_blocks` is what a checkpoint does for every record it moves out of the log, so Python
+works per block here and never per row, except in the optional columns: one value a block is
+spread over its rows, and the offsets of payloads are shifted, by Arrow.
+
+It writes nothing: see `segment_writer.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.storage.block import ABSENT, DENSE, HEADER_BYTES, KIND_MIXED, Block
+from headrace.storage.fs import Buffer
+from headrace.storage.segment import OPTIONAL_COLUMNS, OPTIONAL_TYPES, Column, schema_of
+
+Piece = tuple[int, Block, int, int]  # topic_id, block, start, stop
+
+_U32 = struct.Struct("<I")
+# The columns of a block that has nothing but payloads: its offsets follow the header at once.
+_PLAIN_MODES = bytes([DENSE, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, 0])
+_PLAIN = {_PLAIN_MODES}
+_MODES = slice(HEADER_BYTES - 8, HEADER_BYTES)
+# Where in them the modes of these columns are.
+_MODE_OF = {"tag": 1, "node": 2, "meta": 3, "headers": 4}
+_TS_MODE = 6
+
+
+def optional_columns(blocks: Sequence[Block]) -> frozenset[str]:
+    """The optional columns these blocks may have values in: what a writer must be told."""
+    modes = {block.raw[_MODES] for block in blocks}
+    return frozenset(
+        name for name, at in _MODE_OF.items() if any(mode[at] != ABSENT for mode in modes)
+    )
+
+
+def batch_of_blocks(pieces: Sequence[Piece]) -> pa.RecordBatch:
+    """Rows of many blocks as one record batch, in the order given.
+
+    Python works per piece, never per row, except where rows have tags, nodes, metas or headers.
+    Optional columns in which every value would be null are left out.
+    """
+    assert pieces, "a record batch needs at least one piece"
+    counts = array("i", [stop - start for _, _, start, stop in pieces])
+    ends = array("i", accumulate(counts))
+    rows = ends[-1]
+    assert min(counts) > 0, "a piece without rows"
+    modes = {block.raw[_MODES] for _, block, _, _ in pieces}
+    expand = _Expander(ends)
+    firsts = [block.first_seq for _, block, _, _ in pieces]
+    # Unsigned arithmetic wraps, so that a start below the row number comes out right.
+    seq_bases = [
+        (block.first_seq + stop - end) & 0xFFFF_FFFF_FFFF_FFFF
+        for (_, block, _, stop), end in zip(pieces, ends, strict=True)
+    ]
+    columns = {
+        "topic_id": expand("Q", pa.uint64(), [piece[0] for piece in pieces]),
+        "seq": pc.add(expand("Q", pa.uint64(), seq_bases), count_up(rows).cast(pa.uint64())),
+        "ts": _timestamps(pieces, expand, modes),
+        "arrived_ms": expand("q", pa.int64(), [block.arrived_ms for _, block, _, _ in pieces]),
+        "append_first_seq": expand("Q", pa.uint64(), firsts),
+        "kind": _kinds(pieces, expand),
+        "data": _payloads(pieces, expand, modes),
+    }
+    if modes != _PLAIN:
+        columns |= _optional_arrays(pieces)
+    schema = schema_of(columns.keys() & OPTIONAL_COLUMNS, tag_order=False)
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+class _Expander:
+    """Turns one value a piece into one value a row."""
+
+    def __init__(self, ends: array[int]) -> None:
+        self.rows = ends[-1]
+        self.single = self.rows == len(ends)
+        self._ends = _array_of(pa.int32(), ends)
+
+    def __call__(self, code: str, kind: pa.DataType, values: Sequence[int]) -> Column:
+        one_a_piece = _array_of(kind, array(code, values))
+        if self.single:
+            return one_a_piece
+        ends = self._ends
+        runs = pa.RunEndEncodedArray.from_arrays(ends, one_a_piece)  # type: ignore[call-overload]
+        rows: Column = pc.run_end_decode(runs)  # type: ignore[attr-defined]
+        return rows
+
+
+def _array_of(kind: pa.DataType, values: array[int] | bytes) -> Column:
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def count_up(count: int, step: int = 1) -> Column:
+    """The numbers 0, step, 2 * step, ... as int64."""
+    numbers: Column = pa.arange(0, count * step, step)  # type: ignore[attr-defined]
+    return numbers
+
+
+def _timestamps(pieces: Sequence[Piece], expand: _Expander, modes: set[bytes]) -> Column:
+    if all(mode[_TS_MODE] == ABSENT for mode in modes):
+        return expand("q", pa.int64(), [block.ts for _, block, _, _ in pieces])
+    values = array("q")
+    for _, block, start, stop in pieces:
+        stamps = block.timestamps(start, stop)
+        values.extend([stamps] * (stop - start) if isinstance(stamps, int) else stamps)
+    return _array_of(pa.int64(), values)
+
+
+def _kinds(pieces: Sequence[Piece], expand: _Expander) -> Column:
+    kinds = bytes([block.raw[1] for _, block, _, _ in pieces])
+    if KIND_MIXED not in kinds:
+        return expand("B", pa.uint8(), kinds)
+    values = array("B")
+    for _, block, start, stop in pieces:
+        kind = block.kinds(start, stop)
+        values.extend([kind] * (stop - start) if isinstance(kind, int) else kind)
+    return _array_of(pa.uint8(), values)
+
+
+def _payloads(pieces: Sequence[Piece], expand: _Expander, modes: set[bytes]) -> Column:
+    """The data column: values joined once, offsets of blocks shifted to where theirs begin."""
+    if expand.single and modes == _PLAIN and all(b.count == 1 for _, b, _, _ in pieces):
+        return _single_payloads([block for _, block, _, _ in pieces])
+    values: list[Buffer] = []
+    starts: list[Buffer] = []  # of each row, relative to its block
+    bases = []  # what to add to them, for each piece
+    at = 0
+    u32 = _U32.unpack_from
+    for _, block, start, stop in pieces:
+        raw = block.raw
+        if raw[_MODES] != _PLAIN_MODES:
+            offsets, payload = block.data_buffers()
+            low, high = u32(offsets, 4 * start)[0], u32(offsets, 4 * stop)[0]
+            starts.append(offsets[4 * start : 4 * stop])
+            values.append(payload[low:high])
+        elif block.count == 1:
+            low, high = 0, block.bytes
+            starts.append(b"\0\0\0\0")
+            values.append(raw[HEADER_BYTES + 8 : HEADER_BYTES + 8 + high])
+        else:
+            first = HEADER_BYTES + 4 * start
+            last = HEADER_BYTES + 4 * stop
+            low, high = u32(raw, first)[0], u32(raw, last)[0]
+            payload_at = HEADER_BYTES + 4 * (block.count + 1)
+            starts.append(raw[first:last])
+            values.append(raw[payload_at + low : payload_at + high])
+        bases.append(at - low)
+        at += high - low
+    joined = b"".join(values)
+    assert len(joined) == at, (len(joined), at)
+    relative = _array_of_u32(b"".join(starts))
+    offsets_array = pc.add(relative.cast(pa.int64()), expand("q", pa.int64(), bases))
+    offsets_array = pa.concat_arrays([offsets_array, pa.array([at], pa.int64())])
+    buffers = [None, offsets_array.buffers()[1], pa.py_buffer(joined)]
+    return pa.Array.from_buffers(pa.large_binary(), expand.rows, buffers)
+
+
+def _single_payloads(blocks: Sequence[Block]) -> Column:
+    """The data column of plain blocks of one record: one offset a block, then the payload."""
+    at = HEADER_BYTES + 8
+    values = [block.raw[at : at + block.bytes] for block in blocks]
+    ends = array("q", accumulate(map(len, values), initial=0))
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(pa.large_binary(), len(blocks), buffers)
+
+
+def _array_of_u32(raw: bytes) -> Column:
+    return pa.Array.from_buffers(pa.uint32(), len(raw) // 4, [None, pa.py_buffer(raw)])
+
+
+def _optional_arrays(pieces: Sequence[Piece]) -> dict[str, Column]:
+    """The optional columns that have a value in at least one of these rows."""
+    readers = {
+        "tag": Block.tags,
+        "node": Block.nodes,
+        "meta": Block.metas,
+        "headers": Block.headers,
+    }
+    columns = {}
+    for name in optional_columns([piece[1] for piece in pieces]):
+        read = readers[name]
+        values: list[object] = []
+        for _, block, start, stop in pieces:
+            values += read(block, start, stop) or [None] * (stop - start)
+        column = pa.array(values, OPTIONAL_TYPES[name])
+        if column.null_count < len(column):
+            columns[name] = column
+    return columns

@@ -1,0 +1,456 @@
+"""A shard of the write-ahead log: batches out in order, each commit told when its class is met.
+
+Only this file writes log batches.  The rules it owns:
+
+* one vectored write a turn; a commit that needs no sync is settled when it has returned;
+* while a sync runs, commits that need one wait for the next group (the commit window is 0);
+* every sync group starts on a page of its own, so that a torn write cannot reach synced bytes;
+* a batch says how far the shard was durable when it was built, which is what later tells a torn
+  tail from damage; an empty batch closes the last window when the shard falls idle;
+* after a failed write the file is left as it is and the log goes on in another, so that no
+  half-written batch can come alive; after a failed sync nothing is ever written again.
+
+It does not know what entries mean.  `scan.py` reads what this file writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from headrace.core.clock import Random
+from headrace.core.errors import HeadraceError, Internal, NotReady
+from headrace.core.runtime import Runtime, Thunk
+from headrace.storage.frame import (
+    BATCH_HEADER_BYTES,
+    FORMAT_VERSION,
+    PAGE_BYTES,
+    FileHeader,
+    encode_batch_header,
+)
+from headrace.storage.fs import Filesystem, write_all
+from headrace.storage.wal_file import WalFile, create_wal_file
+
+# What the system says when there is no room: a state that ends by itself, not damage.
+NO_ROOM_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# The first file is small, so that an empty directory serves at once.
+FIRST_FILE_BYTES = 4 << 20
+NO_ROOM_RETRY_SECONDS = 5
+
+
+class Commit(Protocol):
+    """Something staged: its bytes, and what to do when its class is met or it failed.
+
+    Empty bytes make it a barrier: nothing is logged, everything staged before it is.
+    """
+
+    raw: bytes
+    needs_sync: bool
+
+    def settle(self, error: HeadraceError | None) -> None: ...
+
+
+class WalShard:
+    """Append mode of one shard.  Used by the loop thread; the sync lane only syncs."""
+
+    def __init__(
+        self,
+        fs: Filesystem,
+        runtime: Runtime,
+        random: Random,
+        directory: str,
+        shard: int,
+        next_number: Callable[[], int],
+        *,
+        file_bytes: int,
+        batch_bytes_max: int,
+        pending_bytes_max: int,
+        sync_interval_ms: int,
+    ) -> None:
+        self.directory = directory
+        self.durable = 0  # shard position known to be on disk
+        self.written = 0  # shard position handed to the operating system
+        self.pending_bytes = 0
+        self.pending_bytes_max = pending_bytes_max
+        self.batches_total = 0
+        self.bytes_total = 0
+        self.syncs_total = 0
+        self.sync_ns = 0  # of the last sync
+        self.after_settling: Thunk = _nothing  # once for each group, not for each commit
+        self._fs = fs
+        self._runtime = runtime
+        self._random = random
+        self._shard = shard
+        self._lane = f"sync-{shard}"
+        self._next_number = next_number
+        self._file_bytes = file_bytes
+        self._batch_bytes_max = batch_bytes_max
+        self._sync_interval_ms = sync_interval_ms
+        self._pending: list[Commit] = []
+        self._pending_now = False  # some pending commit needs no sync
+        self._flush_asked = False
+        self._waiting: deque[tuple[int, list[Commit]]] = deque()
+        self._syncing = False
+        self._hurry: Thunk | None = None  # cuts a delayed sync short
+        self._poison: OSError | None = None
+        self._no_room: OSError | None = None
+        self._closed = False
+        self._current: WalFile
+        self._next: WalFile | None = None
+        self._preparing = False
+        self._offset = PAGE_BYTES
+        self._ordinal = 0
+        self._must_rotate = False
+        self._quiet = True  # the last batch was an empty one, or none was written
+        # The sync lane marks where a group ends while the loop thread may be writing.
+        self._group_lock = threading.Lock()
+        self._new_group = False
+        self._unsynced: tuple[WalFile, ...] = ()
+        self._names_unsynced = False
+
+    # Life
+
+    def start(self, base: int, first: list[bytes]) -> None:
+        """Open the shard at position `base` with these entries, durable on return."""
+        self._fs.mkdir(self.directory)
+        self._current = self._create(min(self._file_bytes, FIRST_FILE_BYTES), zeroed=True)
+        self._fs.sync_dir(self.directory)
+        self._current.base = base
+        self.written = self.durable = base + PAGE_BYTES
+        self._unsynced = (self._current,)
+        self._write_batch(b"".join(first), len(first))
+        self._current.file.sync_data()
+        self.durable = self.written
+        self._new_group = True
+        self._prepare_next()
+
+    def close(self) -> None:
+        """Write what is pending, close the last window, sync.  The lanes must be idle."""
+        if self._closed:
+            return
+        self.flush()
+        self._closed = True
+        if self._poison is None and self._no_room is None:
+            self._sync_here()
+            self._write_batch(b"", 0)
+            self._sync_here()
+        for file in {f.path: f for f in (*self._unsynced, self._current)}.values():
+            file.file.close()
+        if self._next is not None:
+            self._next.file.close()
+            self._fs.unlink(self._next.path)
+
+    def _sync_here(self) -> None:
+        target, files = self._begin_sync()
+        try:
+            self._sync_files(files)
+        except OSError as error:
+            self._synced(None, error)
+            return
+        self._synced((target, files), None)
+
+    # Staging and writing
+
+    def refusal(self) -> HeadraceError | None:
+        """Why nothing can be written now, or None."""
+        if self._poison is not None:
+            return NotReady(
+                f"the log is read-only since a sync failed: {self._poison}",
+                fix="check the disk, then restart; reads go on",
+                detail={"reason": "wal_read_only"},
+            )
+        if self._no_room is not None:
+            if self._fs.free_bytes() > self.pending_bytes + 2 * self._batch_bytes_max:
+                self._no_room = None
+                return None
+            return _no_room_error(self._no_room)
+        return None
+
+    @property
+    def state(self) -> str:
+        """`ok`, `wal_read_only` or `disk_full`."""
+        if self._poison is not None:
+            return "wal_read_only"
+        return "ok" if self._no_room is None else "disk_full"
+
+    def stage(self, commit: Commit) -> None:
+        """Take a commit into the next batch.  The caller has asked `refusal` first."""
+        self._pending.append(commit)
+        self.pending_bytes += len(commit.raw)
+        if not commit.needs_sync:
+            self._pending_now = True
+        elif self._syncing and self._hurry is None and not self._pending_now:
+            return  # joins the group after the sync that is running
+        if not self._flush_asked:
+            self._flush_asked = True
+            self._runtime.soon(self.flush)
+
+    def flush(self) -> None:
+        """End of the turn: write what is pending, settle what needs no more than that."""
+        self._flush_asked = False
+        commits = self._pending
+        if not commits:
+            return
+        if self._syncing and self._hurry is None and not self._pending_now and not self._closed:
+            return
+        self._pending = []
+        self._pending_now = False
+        self.pending_bytes = 0
+        failure, done = self._write(commits)
+        waiting = []
+        for commit in commits[:done]:
+            if commit.needs_sync:
+                waiting.append(commit)
+            else:
+                commit.settle(None)
+        if waiting and self._poison is None:
+            self._waiting.append((self.written, waiting))
+        elif waiting:
+            for commit in waiting:
+                commit.settle(_unknown_outcome(self._poison or OSError()))
+        for commit in commits[done:]:
+            assert failure is not None
+            commit.settle(failure)
+        if done:
+            self._want_sync(urgent=bool(self._waiting))
+            self.after_settling()
+
+    def _write(self, commits: list[Commit]) -> tuple[HeadraceError | None, int]:
+        """Write all commits as batches; (what went wrong, how many were written)."""
+        done = 0
+        if self._poison is not None:
+            return self.refusal(), 0
+        while done < len(commits):
+            stop, size = done, 0
+            entries = []
+            while stop < len(commits) and (size < self._batch_bytes_max or stop == done):
+                raw = commits[stop].raw
+                stop += 1
+                if raw:
+                    size += len(raw)
+                    entries.append(raw)
+            body = entries[0] if len(entries) == 1 else b"".join(entries)
+            try:
+                self._write_batch(body, len(entries))
+            except OSError as error:
+                return self._write_failed(error), done
+            done = stop
+        return None, done
+
+    def _write_batch(self, body: bytes, entries: int) -> None:
+        with self._group_lock:
+            offset = self._offset
+            if self._new_group:
+                offset += -offset % PAGE_BYTES
+            need = BATCH_HEADER_BYTES + len(body)
+            if self._must_rotate or (offset + need > self._current.limit and offset > PAGE_BYTES):
+                self._rotate()
+                offset = PAGE_BYTES
+            current = self._current
+            header = encode_batch_header(
+                current.salt, current.base + offset, self.durable, self._ordinal, body, entries
+            )
+            try:
+                write_all(current.file, [header, body] if body else [header], offset)
+            except OSError:
+                self._must_rotate = True
+                raise
+            self._new_group = False
+            self._offset = offset + need
+            self._ordinal += 1
+            self.written = current.base + self._offset
+            if current not in self._unsynced:
+                self._unsynced = (*self._unsynced, current)
+        self.batches_total += 1
+        self.bytes_total += need
+        self._quiet = entries == 0
+
+    def _write_failed(self, error: OSError) -> HeadraceError:
+        if error.errno in NO_ROOM_ERRNOS:
+            self._no_room = error
+            return _no_room_error(error)
+        self._poisoned(error)
+        return _unknown_outcome(error)
+
+    # Files
+
+    def rotate(self) -> int:
+        """Go on in a new file; return its first position.  Everything before is in older files."""
+        with self._group_lock:
+            if self._offset > PAGE_BYTES:
+                self._rotate()
+        return self._current.base
+
+    def _rotate(self) -> None:
+        ready, self._next = self._next, None
+        if ready is None:
+            # Nothing was ready: a bare file now, rather than a stall or a refusal.
+            ready = self._create(self._file_bytes, zeroed=False)
+            self._names_unsynced = True
+        ready.base = self._current.base + self._offset
+        previous, self._current = self._current, ready
+        if previous not in self._unsynced:
+            previous.file.close()
+        self._offset = PAGE_BYTES
+        self._ordinal = 0
+        self._must_rotate = False
+        self._prepare_next()
+
+    def _create(self, limit: int, *, zeroed: bool) -> WalFile:
+        header = FileHeader(
+            FORMAT_VERSION, self._random.u32(), self._next_number(), self._runtime.clock.wall_ms(),
+            self._shard, self._fs.boot_id(),
+        )  # fmt: skip
+        return create_wal_file(
+            self._fs, self.directory, header, limit, limit if zeroed else PAGE_BYTES
+        )
+
+    def _prepare_next(self) -> None:
+        if self._next is not None or self._preparing or self._closed:
+            return
+        self._preparing = True
+
+        def prepare() -> WalFile:
+            ready = self._create(self._file_bytes, zeroed=True)
+            self._fs.sync_dir(self.directory)
+            return ready
+
+        self._runtime.submit("prepare", prepare, self._prepared)
+
+    def _prepared(self, ready: object, error: BaseException | None) -> None:
+        self._preparing = False
+        if not isinstance(ready, WalFile):
+            return  # The next rotation makes a bare file, and says so if it cannot.
+        if self._closed or self._next is not None:
+            ready.file.close()
+            self._fs.unlink(ready.path)
+        elif ready.number < self._current.number:
+            # A bare file overtook it: numbers must ascend, so this one cannot follow.
+            ready.file.close()
+            self._fs.unlink(ready.path)
+            self._prepare_next()
+        else:
+            self._next = ready
+
+    # Syncing
+
+    def _want_sync(self, *, urgent: bool) -> None:
+        if self._poison is not None:
+            return
+        if self._syncing:
+            if urgent and self._hurry is not None:
+                self._hurry()
+                self._hurry = None
+            return
+        self._syncing = True
+        if urgent:
+            begun = self._begin_sync()
+            self._runtime.submit(self._lane, lambda: self._sync_job(begun), self._synced)
+        else:
+            self._hurry = self._runtime.submit_after(
+                self._sync_interval_ms,
+                self._lane,
+                lambda: self._sync_job(self._begin_sync()),
+                self._synced,
+            )
+
+    def _begin_sync(self) -> tuple[int, tuple[WalFile, ...]]:
+        with self._group_lock:
+            self._new_group = True
+            return self.written, self._unsynced
+
+    def _sync_job(self, begun: tuple[int, tuple[WalFile, ...]]) -> object:
+        started = self._runtime.clock.monotonic_ns()
+        self._sync_files(begun[1])
+        self.sync_ns = self._runtime.clock.monotonic_ns() - started
+        return begun
+
+    def _sync_files(self, files: tuple[WalFile, ...]) -> None:
+        if self._names_unsynced:
+            self._names_unsynced = False
+            self._fs.sync_dir(self.directory)
+        for file in files:
+            file.file.sync_data()
+
+    def _synced(self, value: object, error: BaseException | None) -> None:
+        self._syncing = False
+        self._hurry = None
+        if error is not None:
+            self._poisoned(error if isinstance(error, OSError) else OSError(str(error)))
+            return
+        assert isinstance(value, tuple)
+        target, files = value
+        self.syncs_total += 1
+        self.durable = max(self.durable, target)
+        self._forget_synced(files)
+        while self._waiting and self._waiting[0][0] <= self.durable:
+            for commit in self._waiting.popleft()[1]:
+                commit.settle(None)
+        self.after_settling()
+        if self._closed:
+            return
+        if self._pending and not self._flush_asked:
+            self._flush_asked = True
+            self._runtime.soon(self.flush)
+        if self._waiting:
+            self._want_sync(urgent=True)
+        elif self.written > self.durable:
+            self._want_sync(urgent=False)
+        elif not self._quiet and not self._pending:
+            seen = self.written
+            self._runtime.later(self._sync_interval_ms, lambda: self._close_window(seen))
+
+    def _forget_synced(self, files: tuple[WalFile, ...]) -> None:
+        """Older files of the group are whole now; the current one may have grown meanwhile."""
+        keep = []
+        for file in self._unsynced:
+            if file is self._current or file not in files:
+                keep.append(file)
+            else:
+                file.file.close()
+        self._unsynced = tuple(keep)
+
+    def _close_window(self, seen: int) -> None:
+        idle = self.written == seen and not self._pending and not self._syncing
+        if not idle or self._closed or self.refusal() is not None or self._quiet:
+            return
+        try:
+            self._write_batch(b"", 0)
+        except OSError as error:
+            self._write_failed(error)
+            return
+        self._want_sync(urgent=False)
+
+    def _poisoned(self, error: OSError) -> None:
+        self._poison = error
+        waiting, self._waiting = self._waiting, deque()
+        for _, commits in waiting:
+            for commit in commits:
+                commit.settle(_unknown_outcome(error))
+        pending, self._pending = self._pending, []
+        self.pending_bytes = 0
+        for commit in pending:
+            commit.settle(self.refusal())
+
+
+def _nothing() -> None:
+    pass
+
+
+def _no_room_error(error: OSError) -> NotReady:
+    return NotReady(
+        f"no room on the disk of the log: {error}",
+        fix="free space; writing resumes by itself, reads go on",
+        detail={"reason": "disk_full", "retry_after_s": NO_ROOM_RETRY_SECONDS},
+    )
+
+
+def _unknown_outcome(error: OSError) -> Internal:
+    return Internal(
+        f"the log could not be synced: {error}",
+        fix="read the topic after the restart to learn whether the write is there",
+        detail={"outcome": "unknown"},
+    )
