@@ -1,0 +1,1 @@
+"""What a topic means: sequence numbers, floors, retention, deletes and reads over `storage/`."""

@@ -1,0 +1,205 @@
+"""What may be appended: sizes, counts, names, caps and quotas, each refused with the way out.
+
+Only this file says no to a batch for what it holds.  Nothing here changes anything, and every check
+runs before anything is changed.  The order is that of the native API.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.core.config import Settings
+from headrace.core.errors import (
+    BatchTooLarge,
+    InvalidRequest,
+    RecordTooLarge,
+    Throttled,
+    TopicFull,
+)
+from headrace.core.limits import producer_id_bytes_max, seq_max
+from headrace.engine import retention
+from headrace.engine.core_state import Core
+from headrace.engine.idempotency import ProducerClaim
+from headrace.engine.topic import Topic
+from headrace.engine.topic_config import TopicConfig
+from headrace.storage.block import Batch
+
+_NO_OPTIONS = (None,) * 6
+_PAYLOAD_TYPES = frozenset({bytes, msgspec.Raw})
+
+
+class Append(NamedTuple):
+    """The conditions of an append, beside its records."""
+
+    config: TopicConfig | None = None
+    create: bool | None = None
+    idempotency_key: str | None = None
+    producer: ProducerClaim | None = None
+    expected_head_seq: int | None = None
+    state: bytes | None = None  # dialect state, replaced in the same commit
+
+
+PLAIN = Append()
+
+
+def check_batch(settings: Settings, batch: Batch, how: Append) -> int:
+    """Refuse what no topic could take; returns the bytes of data and meta."""
+    count = len(batch.data)
+    if not count:
+        raise InvalidRequest("an append without records", fix="send at least one record")
+    if count > settings.records_per_append_max:
+        raise BatchTooLarge(
+            f"{count} records in one append",
+            fix=f"send at most {settings.records_per_append_max} at a time",
+            detail={"records": count, "max": settings.records_per_append_max},
+        )
+    size = _check_sizes(settings, batch)
+    if batch[2:] != _NO_OPTIONS:
+        _check_columns(batch, settings.tag_bytes_max, settings.node_bytes_max)
+    if how is not PLAIN:
+        _check_conditions(settings, how)
+    return size
+
+
+def _check_sizes(settings: Settings, batch: Batch) -> int:
+    if not set(map(type, batch.data)) <= _PAYLOAD_TYPES:
+        raise InvalidRequest("data is not bytes", fix="encode each payload first")
+    if (
+        len(batch.data) == 1
+        and batch.metas is None
+        and len(batch.data[0]) <= (settings.record_bytes_max)
+    ):
+        return len(batch.data[0])
+    sizes = list(map(len, batch.data))
+    if batch.metas is not None:
+        metas = [0 if meta is None else len(meta) for meta in batch.metas]
+        if max(metas, default=0) > settings.meta_bytes_max:
+            raise InvalidRequest(
+                f"meta of {max(metas)} bytes", fix=f"use at most {settings.meta_bytes_max}"
+            )
+        if len(metas) == len(sizes):
+            sizes = list(map(int.__add__, sizes, metas))
+    largest = max(sizes)
+    if largest > settings.record_bytes_max:
+        raise RecordTooLarge(
+            f"a record of {largest} bytes",
+            fix=f"use at most {settings.record_bytes_max} bytes of data and meta",
+            detail={"bytes": largest, "max": settings.record_bytes_max},
+        )
+    return sum(sizes)
+
+
+def _check_columns(batch: Batch, tag_bytes_max: int, node_bytes_max: int) -> None:
+    count = len(batch.data)
+    nodes = batch.nodes if not isinstance(batch.nodes, str) else None
+    columns = {
+        "tags": batch.tags,
+        "nodes": nodes,
+        "metas": batch.metas,
+        "headers": batch.headers,
+        "kinds": batch.kinds,
+        "timestamps": batch.timestamps,
+    }
+    for name, values in columns.items():
+        if values is not None and len(values) != count:
+            raise InvalidRequest(
+                f"{len(values)} {name} for {count} records", fix="send one a record"
+            )
+    for tag in set(batch.tags or ()):
+        if tag is not None:
+            _check_text("tag", tag, tag_bytes_max)
+    for node in {batch.nodes} if isinstance(batch.nodes, str) else set(nodes or ()):
+        if node is not None:
+            _check_text("node", node, node_bytes_max)
+    if batch.timestamps is not None:
+        _check_timestamps(batch.timestamps)
+
+
+def _check_timestamps(stamps: object) -> None:
+    previous = 0
+    for stamp in stamps:  # type: ignore[attr-defined]
+        _check_seq("timestamp", stamp)
+        if stamp < previous:
+            raise InvalidRequest(
+                f"timestamp {stamp} after {previous}", fix="send timestamps in ascending order"
+            )
+        previous = stamp
+
+
+def _check_conditions(settings: Settings, how: Append) -> None:
+    if how.idempotency_key is not None:
+        _check_text("idempotency_key", how.idempotency_key, settings.idempotency_key_bytes_max)
+    if how.expected_head_seq is not None:
+        _check_seq("expected_head_seq", how.expected_head_seq)
+    if how.producer is not None:
+        _check_text("producer id", how.producer.id, producer_id_bytes_max, low=1)
+        _check_seq("producer epoch", how.producer.epoch)
+        _check_seq("producer sequence", how.producer.sequence)
+
+
+def _check_text(what: str, value: object, bytes_max: int, low: int = 0) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{what} is {value!r}", fix="send a string")
+    try:
+        length = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{what} is not valid UTF-8", fix="send valid text") from None
+    if not low <= length <= bytes_max:
+        raise InvalidRequest(f"{what} has {length} bytes", fix=f"use {low} to {bytes_max}")
+
+
+def _check_seq(what: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= seq_max:
+        raise InvalidRequest(f"{what} is {value!r}", fix=f"send a number from 0 to {seq_max}")
+
+
+def refuse_oversized(name: str, config: TopicConfig, batch: Batch, size: int) -> None:
+    """A batch that a rejecting topic could not even take when empty."""
+    over_bytes = config.cap_bytes and size > config.cap_bytes
+    over_records = config.cap_records and batch.rows > config.cap_records
+    if over_bytes or over_records:
+        raise RecordTooLarge(
+            f"a batch of {batch.rows} records and {size} bytes can never fit into {name!r}",
+            fix="split the batch, or raise the cap",
+            detail={"cap_records": config.cap_records, "cap_bytes": config.cap_bytes},
+        )
+
+
+def check_room(core: Core, topic: Topic, batch: Batch, size: int) -> None:
+    """Whether this topic, and the engine, have room for the batch now."""
+    config = topic.config
+    retention.enforce(core, topic)
+    if config.discard == "reject":
+        refuse_oversized(topic.name, config, batch, size)
+        records = topic.count + topic.staged_count + batch.rows
+        held = topic.bytes + topic.staged_bytes + size
+        over_records = config.cap_records and records > config.cap_records
+        over_bytes = config.cap_bytes and held > config.cap_bytes
+        if over_records or over_bytes:
+            raise TopicFull(
+                f"{topic.name!r} is full",
+                fix="delete records, or raise the cap",
+                detail={
+                    "topic": topic.name,
+                    "cap_records": config.cap_records,
+                    "cap_bytes": config.cap_bytes,
+                    "head_seq": topic.head,
+                    "earliest_seq": topic.earliest_seq,
+                },
+            )
+    check_quota(core, size)
+    if topic.staged + batch.rows > seq_max:
+        raise TopicFull(f"{topic.name!r} has no seq left", fix="delete and recreate the topic")
+
+
+def check_quota(core: Core, size: int) -> None:
+    """Whether the live bytes of all topics leave room for so many more."""
+    quota = core.settings.max_total_bytes
+    if quota and core.total_bytes + core.staged_bytes + size > quota:
+        raise Throttled(
+            f"{core.total_bytes} live bytes, {quota} allowed",
+            fix="delete or expire records, or raise HEADRACE_MAX_TOTAL_BYTES",
+            detail={"limit": "max_total_bytes", "max": quota},
+        )

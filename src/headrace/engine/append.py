@@ -1,0 +1,398 @@
+"""Appending: admit, number, stage, and publish when the topic's class is met.
+
+Only this file gives out seqs.  Everything that can refuse an append does so before anything
+changes (`admission.py` has the checks).  A batch gets consecutive seqs and one timestamp that never
+goes backwards; it is visible to readers exactly when it is acknowledged.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.core.errors import HeadMismatch, HeadraceError
+from headrace.core.limits import seq_max
+from headrace.core.runtime import Ticket
+from headrace.engine import retention
+from headrace.engine.admission import (
+    PLAIN,
+    Append,
+    check_batch,
+    check_quota,
+    check_room,
+    refuse_oversized,
+)
+from headrace.engine.core_state import Core
+from headrace.engine.idempotency import (
+    Producer,
+    ProducerClaim,
+    Sidecar,
+    admit_producer,
+    digest,
+)
+from headrace.engine.lifecycle import Lifecycle
+from headrace.engine.topic import Topic
+from headrace.engine.topic_config import EPHEMERAL, TopicConfig
+from headrace.storage.block import Batch, Block, encode_block
+from headrace.storage.frame import ENTRY_RESERVE, Reserve
+from headrace.storage.keys import KeyRow
+from headrace.storage.wal import WalShard
+
+# How far ahead of the head seqs are reserved, and over which time the rate is taken.
+RESERVE_MIN = 256
+RESERVE_RATE_NS = 100_000_000
+
+
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    """What an append was given.  `deduped`: it had been stored before, by this key or producer."""
+
+    topic: str
+    epoch: int
+    first_seq: int
+    last_seq: int
+    head_seq: int
+    count: int
+    created: bool = False
+    deduped: bool = False
+    ts: int = 0
+    sync_ns: int = 0
+
+
+class Appender:
+    """Appends to topics, creating them on the way."""
+
+    def __init__(self, core: Core, lifecycle: Lifecycle) -> None:
+        self._core = core
+        self._lifecycle = lifecycle
+        # Appends in flight that a second one with the same key or producer has to wait for.
+        self._in_flight: dict[tuple[int, bytes | str], Ticket[Appended]] = {}
+
+    def append(self, name: str, batch: Batch, how: Append = PLAIN) -> Ticket[Appended]:
+        """Stage a batch; the ticket is done when it is acknowledged."""
+        core = self._core
+        size = check_batch(core.settings, batch, how)
+        topic = core.by_name.get(name)
+        created = topic is None
+        if topic is None:
+            topic = self._create(name, batch, how, size)
+        ticket: Ticket[Appended] = Ticket(core.runtime)
+        if how is not PLAIN:
+            if self._answered_before(topic, batch, how, ticket):
+                return ticket
+            if how.expected_head_seq is not None and how.expected_head_seq != topic.staged:
+                raise HeadMismatch(
+                    f"the head of {name!r} is {topic.staged}, not {how.expected_head_seq}",
+                    fix="read on from that head and decide again",
+                    detail={"topic": name, "head_seq": topic.staged},
+                )
+        shard = core.shard_of(topic.id)
+        core.refuse_writes(shard)
+        check_room(core, topic, batch, size)
+        pending = self._stage(topic, batch, how, ticket, created, size, shard)
+        if topic.config.durability == EPHEMERAL:
+            self._stage_ephemeral(pending, shard)
+        else:
+            shard.stage(pending)
+        return ticket
+
+    def _stage_ephemeral(self, pending: PendingAppend, shard: WalShard) -> None:
+        """Records of this class never reach the log; the seqs they use are reserved there."""
+        topic, reserve = pending.topic, pending.reserve
+        pending.raw = b""
+        pending.reserve = 0
+        if reserve:
+
+            def reserved(error: HeadraceError | None) -> None:
+                topic.reserve_staged = reserve if error is None else 0
+                if error is None:
+                    topic.reserve_asked, topic.reserve_mark = reserve, shard.written
+
+            self._core.log(topic, ENTRY_RESERVE, Reserve(reserve), needs_sync=False, done=reserved)
+        if pending.needs_sync:
+            shard.stage(pending)
+        else:
+            pending.settle(None)
+
+    def _create(self, name: str, batch: Batch, how: Append, size: int) -> Topic:
+        """Create the topic on the way, once nothing can refuse the append any more."""
+        config = how.config if how.config is not None else _DEFAULT_CONFIG
+        create = how.create if how.create is not None else config.auto_create
+        if config.discard == "reject":
+            refuse_oversized(name, config, batch, size)
+        check_quota(self._core, size)
+        if how.idempotency_key is not None:
+            self._core.keys.refuse_if_full(self._core.clock.now_ms())
+        if how.producer is not None:
+            admit_producer(None, how.producer)
+        if how.expected_head_seq:
+            raise HeadMismatch(
+                f"the head of {name!r} is 0, not {how.expected_head_seq}",
+                fix="expect 0 of a topic that does not exist",
+                detail={"topic": name, "head_seq": 0},
+            )
+        return self._lifecycle.create_for_append(name, config, create, batch.rows)
+
+    def _answered_before(
+        self, topic: Topic, batch: Batch, how: Append, ticket: Ticket[Appended]
+    ) -> bool:
+        """Settle the ticket from what is known of this key or producer; False: append it."""
+        core = self._core
+        now = core.clock.now_ms()
+        if how.idempotency_key is not None:
+            key = digest(how.idempotency_key)
+            if self._joined((topic.id, key), ticket):
+                return True
+            row = core.keys.find(topic.id, key, topic.config.idempotency_window_ms, now)
+            if row is not None:
+                last = row.first_seq + row.records - 1
+                ticket.resolve(
+                    Appended(
+                        topic.name, topic.epoch, row.first_seq, last, row.head, row.records,
+                        deduped=True,
+                    )
+                )  # fmt: skip
+                return True
+            core.keys.refuse_if_full(now)
+        claim = how.producer
+        if claim is None:
+            return False
+        known = (topic.producers or {}).get(claim.id)
+        if admit_producer(known, claim):
+            return False
+        if not self._joined((topic.id, claim.id), ticket):
+            assert known is not None
+            last = known.first_seq + known.count - 1
+            ticket.resolve(
+                Appended(
+                    topic.name, topic.epoch, known.first_seq, last, known.head, known.count,
+                    deduped=True,
+                )
+            )  # fmt: skip
+        return True
+
+    def _joined(self, key: tuple[int, bytes | str], ticket: Ticket[Appended]) -> bool:
+        """Wait with the append in flight under the same key, if there is one."""
+        first = self._in_flight.get(key)
+        if first is None:
+            return False
+
+        def copy_answer(done: Ticket[Appended]) -> None:
+            if done.error is not None:
+                ticket.fail(done.error)
+            else:
+                ticket.resolve(msgspec.structs.replace(done.result(), created=False, deduped=True))
+
+        first.when_done(copy_answer)
+        return True
+
+    # Staging
+
+    def _stage(
+        self,
+        topic: Topic,
+        batch: Batch,
+        how: Append,
+        ticket: Ticket[Appended],
+        created: bool,
+        size: int,
+        shard: WalShard,
+    ) -> PendingAppend:
+        core = self._core
+        now = core.clock.now_ms()
+        ts = now if now > topic.last_ts else topic.last_ts
+        topic.last_ts = ts
+        if batch.timestamps is not None:
+            topic.last_ts = max(ts, batch.timestamps[-1])
+        first = topic.staged + 1
+        count = len(batch.data)
+        last = topic.staged = topic.staged + count
+        topic.staged_count += count
+        topic.staged_bytes += size
+        core.staged_bytes += size
+        reserve = 0
+        needs_sync = topic.needs_sync
+        if not needs_sync:
+            if topic.reserve_mark and shard.durable >= topic.reserve_mark:
+                topic.reserved, topic.reserve_mark = topic.reserve_asked, 0
+            if last > topic.reserved:
+                needs_sync = True
+            asked = topic.reserve_staged > topic.reserved
+            if not asked and last + RESERVE_MIN // 2 > topic.reserved:
+                reserve = topic.reserve_staged = self._reserve(topic, last)
+        if topic.unsettled_syncs:
+            needs_sync = True
+        pending = PendingAppend(self, topic, ticket, created, size, needs_sync, shard)
+        sidecar = b""
+        if how.idempotency_key is not None or how.producer is not None or how.state is not None:
+            sidecar = self._sidecar(topic, how, pending, first, count)
+        block = encode_block(batch, topic.id, first, ts, now, reserve, sidecar)
+        pending.raw = block.raw
+        pending.block = block
+        pending.reserve = reserve
+        if needs_sync:
+            topic.unsettled_syncs += 1
+        return pending
+
+    def _reserve(self, topic: Topic, last: int) -> int:
+        """Seqs up to this one may be acknowledged once the log is synced beyond this entry."""
+        now_ns = self._core.clock.monotonic_ns()
+        elapsed_ns = max(1, now_ns - topic.reserve_time_ns)
+        rate = (last - topic.reserve_from) * RESERVE_RATE_NS // elapsed_ns
+        topic.reserve_time_ns, topic.reserve_from = now_ns, last
+        return min(last + max(RESERVE_MIN, 2 * rate), seq_max)
+
+    def _sidecar(
+        self, topic: Topic, how: Append, pending: PendingAppend, first: int, count: int
+    ) -> bytes:
+        key = b""
+        if how.idempotency_key is not None:
+            key = digest(how.idempotency_key)
+            pending.key = key
+            self._in_flight[topic.id, key] = pending.ticket
+        claim = how.producer
+        if claim is not None:
+            if topic.producers is None:
+                topic.producers = {}
+            pending.claim = claim
+            pending.producer_before = topic.producers.get(claim.id)
+            topic.producers[claim.id] = Producer(
+                claim.epoch, claim.sequence, first, count, first + count - 1
+            )
+            self._in_flight[topic.id, claim.id] = pending.ticket
+        pending.state = how.state
+        return Sidecar(
+            key,
+            claim.id if claim else "",
+            claim.epoch if claim else 0,
+            claim.sequence if claim else 0,
+            how.state,
+        ).encode()
+
+    def landed(self, pending: PendingAppend) -> None:
+        """Forget that an append was in flight."""
+        topic_id = pending.topic.id
+        if pending.key:
+            self._in_flight.pop((topic_id, pending.key), None)
+        claim = pending.claim
+        if claim is not None and self._in_flight.get((topic_id, claim.id)) is pending.ticket:
+            del self._in_flight[topic_id, claim.id]
+
+    @property
+    def core(self) -> Core:
+        return self._core
+
+
+class PendingAppend:
+    """An append on its way through the log."""
+
+    __slots__ = (
+        "_appender",
+        "_created",
+        "_shard",
+        "_size",
+        "block",
+        "claim",
+        "key",
+        "needs_sync",
+        "producer_before",
+        "raw",
+        "reserve",
+        "state",
+        "ticket",
+        "topic",
+    )
+
+    raw: bytes
+    block: Block
+
+    def __init__(
+        self,
+        appender: Appender,
+        topic: Topic,
+        ticket: Ticket[Appended],
+        created: bool,
+        size: int,
+        needs_sync: bool,
+        shard: WalShard,
+    ) -> None:
+        self._appender = appender
+        self.topic = topic
+        self.ticket = ticket
+        self._created = created
+        self._size = size
+        self.needs_sync = needs_sync
+        self._shard = shard
+        self.reserve = 0
+        self.key = b""
+        self.claim: ProducerClaim | None = None
+        self.producer_before: Producer | None = None
+        self.state: bytes | None = None
+
+    def settle(self, error: HeadraceError | None) -> None:
+        topic, core = self.topic, self._appender.core
+        topic.staged_count -= self.block.count
+        topic.staged_bytes -= self._size
+        core.staged_bytes -= self._size
+        if self.needs_sync:
+            topic.unsettled_syncs -= 1
+        if error is not None:
+            self._fail(error)
+            return
+        if self.reserve:
+            # Valid once the shard is durable beyond this entry; `written` is at or past its end.
+            topic.reserve_asked, topic.reserve_mark = self.reserve, self._shard.written
+        block = self.block
+        assert block.first_seq == topic.head + 1, (topic.name, block.first_seq, topic.head)
+        topic.head = block.last_seq
+        topic.bytes += block.bytes
+        topic.last_write_ms = block.arrived_ms
+        core.total_bytes += block.bytes
+        core.keep(topic, block)
+        core.dirty[topic.id] = topic
+        if self.key or self.claim is not None or self.state is not None:
+            self._remember()
+        config = topic.config
+        if config.cap_records or config.cap_bytes:
+            retention.enforce(core, topic)
+        ticket = self.ticket
+        ticket.resolve(
+            Appended(
+                topic.name, topic.epoch, block.first_seq, block.last_seq, topic.head, block.count,
+                self._created, False, block.ts, self._shard.sync_ns if self.needs_sync else 0,
+            )
+        )  # fmt: skip
+        waiters = topic.waiters
+        if waiters is not None:
+            topic.waiters = None
+            for wake in waiters:
+                wake()
+
+    def _remember(self) -> None:
+        topic, block = self.topic, self.block
+        if self.key:
+            row = KeyRow(
+                topic.id, self.key, block.first_seq, block.count, block.last_seq, block.arrived_ms
+            )
+            self._appender.core.keys.add(row, topic.config.idempotency_window_ms)
+        if self.state is not None:
+            topic.state = self.state
+        self._appender.landed(self)
+
+    def _fail(self, error: HeadraceError) -> None:
+        """Everything staged behind this failed with it, so the seqs can be given out again."""
+        topic, claim = self.topic, self.claim
+        topic.staged = min(topic.staged, self.block.first_seq - 1)
+        if self.reserve:
+            topic.reserve_staged = 0
+        if claim is not None and topic.producers is not None:
+            now = topic.producers.get(claim.id)
+            if now is not None and (now.epoch, now.sequence) >= (claim.epoch, claim.sequence):
+                if self.producer_before is None:
+                    del topic.producers[claim.id]
+                else:
+                    topic.producers[claim.id] = self.producer_before
+        self._appender.landed(self)
+        # Later, so that every seq of the failed batch is back before anybody tries again.
+        self._appender.core.runtime.soon(lambda: self.ticket.fail(error))
+
+
+_DEFAULT_CONFIG = TopicConfig()

@@ -1,0 +1,78 @@
+"""The blocks of a topic that are in memory, oldest first, found by seq in logarithmic time.
+
+Front removal is lazy, so that dropping one block at a time stays cheap however long the list.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from headrace.storage.block import Block
+
+_COMPACT_MIN = 64
+
+
+class BlockList:
+    """Blocks in ascending, disjoint seq ranges."""
+
+    __slots__ = ("_blocks", "_low", "_starts")
+
+    def __init__(self) -> None:
+        self._blocks: list[Block] = []
+        self._starts: list[int] = []
+        self._low = 0
+
+    def __len__(self) -> int:
+        return len(self._blocks) - self._low
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self._blocks[self._low :])
+
+    def append(self, block: Block) -> None:
+        assert not self._blocks or block.first_seq > self._starts[-1]
+        self._blocks.append(block)
+        self._starts.append(block.first_seq)
+
+    @property
+    def first(self) -> Block | None:
+        return self._blocks[self._low] if self._low < len(self._blocks) else None
+
+    def pop_first(self) -> Block:
+        block = self._blocks[self._low]
+        self._low += 1
+        if self._low >= _COMPACT_MIN and self._low * 2 >= len(self._blocks):
+            del self._blocks[: self._low]
+            del self._starts[: self._low]
+            self._low = 0
+        elif self._low == len(self._blocks):
+            self._blocks.clear()
+            self._starts.clear()
+            self._low = 0
+        return block
+
+    def from_seq(self, seq: int) -> Iterator[Block]:
+        """The block that holds `seq`, or the first after it, and all that follow."""
+        blocks = self._blocks
+        index = max(bisect_right(self._starts, seq, self._low) - 1, self._low)
+        if index < len(blocks) and blocks[index].last_seq < seq:
+            index += 1
+        while index < len(blocks):
+            yield blocks[index]
+            index += 1
+
+    def since(self, seq: int) -> list[Block]:
+        """The blocks that `from_seq` gives, as a list, in one copy."""
+        blocks = self._blocks
+        index = max(bisect_right(self._starts, seq, self._low) - 1, self._low)
+        if index < len(blocks) and blocks[index].last_seq < seq:
+            index += 1
+        return blocks[index:]
+
+    def find(self, seq: int) -> Block | None:
+        """The block that holds `seq`."""
+        index = bisect_right(self._starts, seq, self._low) - 1
+        if index < self._low:
+            return None
+        block = self._blocks[index]
+        return block if seq <= block.last_seq else None

@@ -1,0 +1,377 @@
+"""Checkpoints: the log becomes files, files are merged, a snapshot lists them, the log is cut.
+
+Only this file decides when, and in which order.  One checkpoint at a time:
+
+1. every shard goes on in a new log file, and everything staged before it settles;
+2. changed topics are captured, a few milliseconds at a time;
+3. elsewhere, captures are written to files; then readers see them;
+4. elsewhere, files are merged by the plan; then readers see the outputs;
+5. elsewhere, a snapshot of it all is written and verified; only then log files and segments that
+   no retained snapshot needs are removed;
+6. what is beyond the hot bound is copied to the cold tier, and a snapshot flips the pointers.
+
+A step that fails leaves everything before it in place: records stay in memory and in the log, and
+the next checkpoint starts over.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import islice
+
+from headrace.core.errors import HeadraceError
+from headrace.core.runtime import Ticket
+from headrace.engine.core_state import ControlCommit, Core
+from headrace.engine.seal import Capture, capture, sealed, unsealed, write_captures
+from headrace.engine.sealed_files import WAL_NUMBER, SealedFiles
+from headrace.engine.topic import Topic
+from headrace.storage.keys import KeyFileMeta, KeyRow, live_key_files, write_keys
+from headrace.storage.segment import SegmentMeta
+from headrace.storage.snapshot import SnapshotChange
+
+log = logging.getLogger("headrace.checkpoint")
+
+LANE = "work"
+SLICE_NS = 2_000_000  # how long the loop thread may be held at a time
+SLICE_TOPICS = 64
+RETRY_MS = 5_000
+
+
+class Checkpointer:
+    """Drives checkpoints of one engine."""
+
+    def __init__(self, core: Core, files: SealedFiles) -> None:
+        self._core = core
+        self.files = files
+        self._running: _Checkpoint | None = None
+        self._wal_mark = 0
+        self.checkpoints_total = 0
+        self.failures_total = 0
+        self.stall_ns_max = 0
+        self.last_error: BaseException | None = None
+
+    # When
+
+    def start_watching(self) -> None:
+        """From now on a checkpoint starts by itself when it is due."""
+        self._wal_mark = self._wal_bytes()
+        for shard in self._core.shards:
+            shard.after_settling = self.maybe
+        self._arm()
+
+    def _arm(self) -> None:
+        def aged() -> None:
+            if self._core.closing:
+                return
+            if self._core.dirty or self._core.removed:
+                self.run()
+            self._arm()
+
+        self._core.runtime.later(self._core.settings.checkpoint_age_ms, aged)
+
+    def _wal_bytes(self) -> int:
+        return sum(shard.bytes_total for shard in self._core.shards)
+
+    def maybe(self) -> None:
+        """Start a checkpoint if enough has gathered."""
+        core = self._core
+        if self._running is not None or core.closing:
+            return
+        due = core.unsealed_bytes >= core.settings.memory_budget_bytes // 4
+        if due or self._wal_bytes() - self._wal_mark >= core.settings.checkpoint_wal_bytes:
+            self.run()
+
+    def run(self) -> Ticket[None]:
+        """Checkpoint now; while one runs, another follows it."""
+        ticket: Ticket[None] = Ticket(self._core.runtime)
+        if self._running is not None:
+            self._running.followers.append(ticket)
+            return ticket
+        self._running = _Checkpoint(self, ticket)
+        self._running.begin()
+        return ticket
+
+    def finished(self, running: _Checkpoint, error: BaseException | None) -> None:
+        """One checkpoint has ended, one way or the other."""
+        assert self._running is running
+        self._running = None
+        self.last_error = error
+        self._core.fit_memory()
+        if error is None:
+            self.checkpoints_total += 1
+            running.ticket.resolve(None)
+        else:
+            self.failures_total += 1
+            log.warning("checkpoint failed, the log is kept: %s", error)
+            # Not at once: whatever is in the way, a full disk say, needs time to go.
+            self._wal_mark = self._wal_bytes()
+            self._core.runtime.later(RETRY_MS, self.maybe)
+            running.ticket.fail(error)
+        for follower in running.followers:
+            self.run().when_done(lambda done, f=follower: _pass_on(done, f))  # type: ignore[misc]
+
+    def close(self) -> None:
+        """The last checkpoint of a clean exit: seal all, close the log, write a clean snapshot.
+
+        Runs in the calling thread; nothing is in flight any more.
+        """
+        core = self._core
+        running = _Checkpoint(self, Ticket(core.runtime))
+        running.capture_all()
+        running.adopt(running.write())
+        for shard in core.shards:
+            shard.close()
+        if all(shard.state == "ok" for shard in core.shards):
+            running.positions = {shard.directory: shard.written for shard in core.shards}
+            running.snapshot(clean=True)
+
+    def mark_wal(self) -> None:
+        self._wal_mark = self._wal_bytes()
+
+    @property
+    def core(self) -> Core:
+        return self._core
+
+
+def _pass_on(done: Ticket[None], follower: Ticket[None]) -> None:
+    if done.error is not None:
+        follower.fail(done.error)
+    else:
+        follower.resolve(None)
+
+
+class _Checkpoint:
+    """One checkpoint under way."""
+
+    def __init__(self, owner: Checkpointer, ticket: Ticket[None]) -> None:
+        self._owner = owner
+        self._core = owner.core
+        self._files = owner.files
+        self.ticket = ticket
+        self.followers: list[Ticket[None]] = []
+        self.positions: dict[str, int] = {}
+        self._wal_number = 0
+        self._barriers = 0
+        self._failure: BaseException | None = None
+        self._todo: list[Topic] = []
+        self._removed: set[int] = set()
+        self._captures: list[Capture] = []
+        self._keys: list[KeyRow] = []
+        self._next_topic_id = 0
+
+    # 1. A new log file, and everything before it settled
+
+    def begin(self) -> None:
+        core = self._core
+        self._owner.mark_wal()
+        self._wal_number = core.next_wal_number
+        for shard in core.shards:
+            refusal = shard.refusal()
+            if refusal is not None:
+                core.runtime.soon(lambda error=refusal: self._end(error))  # type: ignore[misc]
+                return
+        try:
+            for shard in core.shards:
+                self.positions[shard.directory] = shard.rotate()
+        except OSError as error:
+            reason = error
+            core.runtime.soon(lambda: self._end(reason))
+            return
+        self._barriers = len(core.shards)
+        for shard in core.shards:
+            shard.stage(ControlCommit(b"", True, self._passed))
+
+    def _passed(self, error: HeadraceError | None) -> None:
+        self._barriers -= 1
+        self._failure = self._failure or error
+        if not self._barriers:
+            self._core.runtime.soon(self._start_capture)
+
+    # 2. Capture
+
+    def _start_capture(self) -> None:
+        if self._failure is not None:
+            self._end(self._failure)
+            return
+        self._take_dirty()
+        self._capture_slice()
+
+    def _take_dirty(self) -> None:
+        core = self._core
+        self._todo = list(core.dirty.values())
+        self._removed, core.removed = core.removed, set()
+        self._next_topic_id = core.next_topic_id
+        core.dirty = {}
+        self._keys = core.keys.take_unsaved()
+        for topic_id in self._removed:
+            self._files.note_removed(topic_id)
+
+    def _capture_slice(self) -> None:
+        clock = self._core.clock
+        started = clock.monotonic_ns()
+        while self._todo:
+            for topic in self._pop(SLICE_TOPICS):
+                self._capture(topic)
+            if clock.monotonic_ns() - started > SLICE_NS:
+                break
+        self._note_stall(clock.monotonic_ns() - started)
+        if self._todo:
+            self._core.runtime.soon(self._capture_slice)
+        else:
+            self._core.runtime.submit(LANE, self.write, self._written)
+
+    def _pop(self, count: int) -> list[Topic]:
+        taken = self._todo[-count:]
+        del self._todo[-count:]
+        return taken
+
+    def _capture(self, topic: Topic) -> None:
+        if topic.live:
+            self._captures.append(capture(self._core, topic))
+            self._files.note_live(topic)
+
+    def _note_stall(self, elapsed_ns: int) -> None:
+        self._owner.stall_ns_max = max(self._owner.stall_ns_max, elapsed_ns)
+
+    def capture_all(self) -> None:
+        """All at once, for a clean exit."""
+        self._wal_number = self._core.next_wal_number
+        self._take_dirty()
+        for topic in self._pop(len(self._todo)):
+            self._capture(topic)
+
+    # 3. Files
+
+    def write(self) -> list[SegmentMeta]:
+        core = self._core
+        return write_captures(
+            core.fs,
+            self._captures,
+            self._files.next_file_id,
+            core.clock.now_ms(),
+            self._files.policy,
+            core.total_bytes // self._files.policy.own_topics_max,
+        )
+
+    def _written(self, value: object, error: BaseException | None) -> None:
+        if error is not None:
+            self._end(error)
+            return
+        assert isinstance(value, list)
+        self.adopt(value)
+        segments = self._core.catalog.segments()
+        created_ms = self._core.clock.now_ms()
+        files = self._files
+        self._core.runtime.submit(LANE, lambda: files.merge(segments, created_ms), self._merged)
+
+    def adopt(self, metas: list[SegmentMeta]) -> None:
+        """Readers see the new files; the blocks may leave memory."""
+        for meta in metas:
+            self._files.add_file(meta)
+        for captured in self._captures:
+            sealed(self._core, captured)
+
+    # 4. Merges
+
+    def _merged(self, value: object, error: BaseException | None) -> None:
+        if error is not None:
+            # The files before the merge are all there and say the same.
+            log.warning("merge failed, its inputs are kept: %s", error)
+        else:
+            assert isinstance(value, list)
+            for merged in value:
+                for file_id in merged.inputs:
+                    self._files.drop_file(file_id)
+                for meta in merged.outputs:
+                    self._files.add_file(meta)
+        self._core.runtime.submit(LANE, self._snapshot_job, self._snapshotted)
+
+    # 5. Snapshot
+
+    def _snapshot_job(self) -> None:
+        self.snapshot(clean=False)
+
+    def snapshot(self, *, clean: bool) -> None:
+        """Off the loop: write the keys, then the snapshot; then remove what it replaced."""
+        core = self._core
+        now = core.clock.now_ms()
+        key_files = live_key_files(self._files.key_files, now)
+        if self._keys:
+            key_files.append(self._write_keys())
+        self._files.write_snapshot(self._change(clean, key_files, now))
+        self._files.key_files = key_files
+        self._keys = []
+
+    def _change(self, clean: bool, key_files: list[KeyFileMeta], now: int) -> SnapshotChange:
+        core = self._core
+        return SnapshotChange(
+            created_ms=now,
+            clean=clean,
+            generation=core.generation,
+            next_topic_id=self._next_topic_id,
+            next_file_id=core.next_file_id,
+            boot_id=core.fs.boot_id(),
+            positions=dict(self.positions),
+            key_files=key_files,
+            topics={c.state.id: c.state for c in self._captures},
+            topics_removed=set(self._removed),
+            extra={WAL_NUMBER: self._wal_number.to_bytes(8, "little")},
+        )
+
+    def _write_keys(self) -> KeyFileMeta:
+        core = self._core
+
+        window_ms = max(core.keys.window_of(row.topic_id) for row in self._keys)
+        return write_keys(core.fs, self._files.next_file_id(), self._keys, window_ms=window_ms)
+
+    def _snapshotted(self, _value: object, error: BaseException | None) -> None:
+        if error is not None:
+            self._end(error, files_written=True)
+            return
+        movable = list(islice(self._files.relocatable(), 16))
+        if not movable:
+            self._end(None)
+            return
+        tiers = self._core.tiers
+        self._core.runtime.submit(
+            LANE, lambda: [tiers.relocate(meta) for meta in movable], self._relocated
+        )
+
+    # 6. The cold tier
+
+    def _relocated(self, value: object, error: BaseException | None) -> None:
+        if error is not None:
+            log.warning("the cold tier did not take files, they stay hot: %s", error)
+            self._end(None)
+            return
+        assert isinstance(value, list)
+        for meta in value:
+            self._files.flip_to_cold(meta)
+        moved: list[SegmentMeta] = value
+
+        def flip() -> None:
+            self._captures = []
+            self._removed = set()
+            self.snapshot(clean=False)
+            self._core.tiers.drop_hot_copies(moved)
+
+        self._core.runtime.submit(LANE, flip, lambda _, failed: self._end(failed, True))
+
+    def _end(self, error: BaseException | None, files_written: bool = False) -> None:
+        if error is not None:
+            self._give_back(files_written)
+        self._owner.finished(self, error)
+
+    def _give_back(self, files_written: bool) -> None:
+        """What this checkpoint took is for the next one to do."""
+        core = self._core
+        if not files_written:
+            for captured in self._captures:
+                unsealed(captured)
+        for captured in self._captures:
+            if captured.topic.live:
+                core.dirty.setdefault(captured.topic.id, captured.topic)
+        for topic in self._todo:
+            core.dirty.setdefault(topic.id, topic)
+        core.removed |= self._removed
+        core.keys.put_back(self._keys)

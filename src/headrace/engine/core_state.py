@@ -1,0 +1,241 @@
+"""What the parts of the engine share: the topics, the log, the sealed files and the totals.
+
+Only this file finds a topic by name, routes it to a shard and counts what is in memory.  The parts
+(append, read, delete, lifecycle, checkpoint, recovery) each hold the one `Core`; none of them holds
+another.  Everything here belongs to the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from xxhash import xxh3_64_intdigest
+
+from headrace.core.clock import EngineClock, Random
+from headrace.core.config import Settings
+from headrace.core.errors import (
+    HeadraceError,
+    InvalidRequest,
+    NotReady,
+    ShuttingDown,
+    Throttled,
+    TopicNotFound,
+)
+from headrace.core.limits import topic_name_bytes_max
+from headrace.core.runtime import Runtime, Ticket
+from headrace.engine.idempotency import KeyIndex
+from headrace.engine.topic import Topic
+from headrace.engine.topic_config import EPHEMERAL
+from headrace.storage.block import Block
+from headrace.storage.cache import BlockCache
+from headrace.storage.catalog import Catalog
+from headrace.storage.frame import Control, encode_control
+from headrace.storage.fs import Filesystem
+from headrace.storage.segment_reader import Run
+from headrace.storage.tier import Tiers
+from headrace.storage.wal import WalShard
+
+# A restored data directory counts epochs from another start, so that old cursors are noticed.
+EPOCHS_PER_GENERATION = 1 << 32
+
+T = TypeVar("T")
+
+
+class Core:
+    """Shared state of one engine."""
+
+    def __init__(
+        self, settings: Settings, fs: Filesystem, runtime: Runtime, random: Random, tiers: Tiers
+    ) -> None:
+        self.settings = settings
+        self.fs = fs
+        self.runtime = runtime
+        self.random = random
+        self.clock = EngineClock(runtime.clock)
+        self.tiers = tiers
+        self.by_name: dict[str, Topic] = {}
+        self.by_id: dict[int, Topic] = {}
+        self.next_topic_id = 1
+        self.next_file_id = 1
+        self.next_wal_number = 1
+        self.generation = 0
+        self.shards: list[WalShard] = []
+        self.cache = BlockCache(settings.read_cache_bytes)
+        self.catalog = Catalog()
+        self.keys = KeyIndex(settings.idempotency_entries_max)
+        self.total_bytes = 0  # live bytes of all topics
+        self.staged_bytes = 0
+        self.unsealed_bytes = 0  # log bytes of blocks that only the log and memory hold
+        self.resident_bytes = 0  # bytes of all blocks in memory
+        self.resident: deque[tuple[Topic, Block]] = deque()
+        self.dirty: dict[int, Topic] = {}  # changed since the last checkpoint
+        self.removed: set[int] = set()  # deleted since the last checkpoint
+        self.ready = False
+        self.closing = False
+        self.on_topic_created: list[Callable[[Topic], None]] = []
+
+    # Topics
+
+    def topic(self, name: str) -> Topic:
+        """The live topic of this name, or `TopicNotFound`."""
+        topic = self.by_name.get(name)
+        if topic is None or not topic.live:
+            raise TopicNotFound.named(name)
+        return topic
+
+    def runs(self, topic: Topic) -> list[Run]:
+        """The sealed rows of a topic, oldest first; may read file indexes from disk."""
+        return self.catalog.runs(topic.id)
+
+    def epoch_of(self, topic_id: int) -> int:
+        return self.generation * EPOCHS_PER_GENERATION + topic_id
+
+    def mark(self, topic: Topic) -> None:
+        """The next checkpoint has to look at this topic."""
+        self.dirty[topic.id] = topic
+
+    # The log
+
+    def shard_of(self, topic_id: int) -> WalShard:
+        shards = self.shards
+        if len(shards) == 1:
+            return shards[0]
+        return shards[xxh3_64_intdigest(topic_id.to_bytes(8, "little")) % len(shards)]
+
+    def refuse_writes(self, shard: WalShard) -> None:
+        """Raise if nothing can be written to this shard now."""
+        if not self.ready:
+            raise NotReady("recovery is running", fix="retry", detail={"reason": "recovering"})
+        if self.closing:
+            raise ShuttingDown("the engine is closing", fix="retry after the restart")
+        refusal = shard.refusal()
+        if refusal is not None:
+            raise refusal
+        if shard.pending_bytes >= shard.pending_bytes_max:
+            raise Throttled(
+                f"{shard.pending_bytes} bytes wait for the log",
+                fix="retry after a moment, or raise HEADRACE_WAL_PENDING_BYTES_MAX",
+                detail={"limit": "wal_pending_bytes_max", "max": shard.pending_bytes_max},
+            )
+        if self.unsealed_bytes + shard.pending_bytes >= self.settings.memory_budget_bytes:
+            raise Throttled(
+                f"{self.unsealed_bytes} bytes wait to be sealed",
+                fix="retry after a moment, or raise HEADRACE_MEMORY_BUDGET_BYTES",
+                detail={
+                    "limit": "memory_budget_bytes",
+                    "max": self.settings.memory_budget_bytes,
+                },
+            )
+
+    def log(
+        self,
+        topic: Topic,
+        kind: int,
+        control: Control,
+        *,
+        needs_sync: bool,
+        done: Callable[[HeadraceError | None], None] = lambda _error: None,
+    ) -> None:
+        """Stage a control entry of a topic; `done` hears when its class is met."""
+        commit = ControlCommit(encode_control(kind, topic.id, control), needs_sync, done)
+        self.shard_of(topic.id).stage(commit)
+
+    # Memory
+
+    def keep(self, topic: Topic, block: Block, *, sealed: bool = False) -> None:
+        """A block has become part of a topic."""
+        topic.blocks.append(block)
+        size = len(block.raw)
+        self.resident_bytes += size
+        self.resident.append((topic, block))
+        if not sealed:
+            self.unsealed_bytes += size
+            topic.unsealed_bytes += size
+
+    def trim(self, topic: Topic) -> None:
+        """Drop from memory the blocks of a topic that are dead."""
+        first = topic.blocks.first
+        while first is not None and first.last_seq <= topic.base:
+            self._drop_first(topic)
+            first = topic.blocks.first
+
+    def forget_blocks(self, topic: Topic) -> None:
+        """Drop every block of a topic that is no more."""
+        while topic.blocks.first is not None:
+            self._drop_first(topic)
+
+    def _drop_first(self, topic: Topic) -> None:
+        block = topic.blocks.pop_first()
+        self.resident_bytes -= len(block.raw)
+        if block.last_seq > topic.sealed_to:
+            self.unsealed_bytes -= len(block.raw)
+            if block.last_seq <= topic.sealing_to:
+                topic.sealing_bytes -= len(block.raw)
+            else:
+                topic.unsealed_bytes -= len(block.raw)
+
+    def fit_memory(self) -> None:
+        """Drop the oldest sealed blocks until half the budget is free for unsealed ones."""
+        goal = self.settings.memory_budget_bytes // 2
+        waiting: list[tuple[Topic, Block]] = []
+        while self.resident and self.resident_bytes > goal:
+            topic, block = self.resident.popleft()
+            first = topic.blocks.first
+            if first is None or first.first_seq > block.first_seq:
+                continue  # trimmed already
+            if block.last_seq > topic.sealed_to or first is not block:
+                waiting.append((topic, block))
+                continue
+            self._drop_first(topic)
+        self.resident.extendleft(reversed(waiting))
+
+    def free(self, topic: Topic, freed: int) -> None:
+        """Account for records of a topic that went."""
+        self.total_bytes -= freed
+        assert self.total_bytes >= 0, self.total_bytes
+        self.trim(topic)
+        self.mark(topic)
+
+    def is_ephemeral(self, topic: Topic) -> bool:
+        return topic.config.durability == EPHEMERAL
+
+
+class ControlCommit:
+    """A control entry on its way to the log."""
+
+    __slots__ = ("_done", "needs_sync", "raw")
+
+    def __init__(
+        self, raw: bytes, needs_sync: bool, done: Callable[[HeadraceError | None], None]
+    ) -> None:
+        self.raw = raw
+        self.needs_sync = needs_sync
+        self._done = done
+
+    def settle(self, error: HeadraceError | None) -> None:
+        self._done(error)
+
+
+def failed(runtime: Runtime, error: BaseException) -> Ticket[T]:
+    """A ticket that has failed already."""
+    ticket: Ticket[T] = Ticket(runtime)
+    ticket.fail(error)
+    return ticket
+
+
+def check_name(name: str) -> None:
+    """Engine names: 1 to 600 bytes of UTF-8, no control characters; dialects are stricter."""
+    if not isinstance(name, str):
+        raise InvalidRequest(f"topic name is {name!r}", fix="send a string")
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest("topic name is not valid UTF-8", fix="send valid text") from None
+    if not 1 <= length <= topic_name_bytes_max:
+        raise InvalidRequest(
+            f"topic name has {length} bytes", fix=f"use 1 to {topic_name_bytes_max}"
+        )
+    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in name):
+        raise InvalidRequest("topic name has a control character", fix="leave it out")

@@ -1,0 +1,197 @@
+"""Deleting records on request: permanent, immediate, silent, and as of the moment of the call.
+
+Only this file resolves what a delete means.  A delete below a seq is one number, however much it
+covers; a delete by tag is looked up, in memory and in sealed files, never scanned for.  The log
+entry lists what was resolved, so that replaying it later, after other appends, means the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+from pyroaring import BitMap64
+
+from headrace.core.errors import HeadraceError, InvalidRequest
+from headrace.core.limits import seq_max
+from headrace.core.runtime import Ticket
+from headrace.engine import retention
+from headrace.engine.core_state import Core
+from headrace.engine.reading import LANE
+from headrace.engine.tagindex import TagIndex
+from headrace.engine.topic import Topic
+from headrace.storage.cache import WouldBlock
+from headrace.storage.catalog import runs_in
+from headrace.storage.frame import ENTRY_RECORDS_DELETE, RecordsDelete
+from headrace.storage.segment_reader import Run
+
+
+class TagMatch(NamedTuple):
+    """Records whose tag equals `tag`, or starts with it.
+
+    >>> TagMatch.parse("chat-42:*")
+    TagMatch(tag='chat-42:', prefix=True)
+    """
+
+    tag: str
+    prefix: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> TagMatch:
+        """`"x"` is equality, `"x*"` a prefix; only the last `*` has a meaning."""
+        if not isinstance(text, str):
+            raise InvalidRequest(f"match is {text!r}", fix='send "tag" or "prefix*"')
+        return cls(text[:-1], True) if text.endswith("*") else cls(text)
+
+
+class DeleteResult(msgspec.Struct, frozen=True):
+    """How many records went, and what is left."""
+
+    topic: str
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+
+
+class Deleter:
+    """Deletes records."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._index_bytes = 0
+
+    def delete(
+        self, name: str, before_seq: int | None = None, match: TagMatch | None = None
+    ) -> Ticket[DeleteResult]:
+        """Delete what is below `before_seq`, what matches, or what does both."""
+        core = self._core
+        if before_seq is None and match is None:
+            raise InvalidRequest("nothing to delete by", fix="send before_seq, match or both")
+        if before_seq is not None and (
+            not isinstance(before_seq, int)
+            or isinstance(before_seq, bool)
+            or not 0 <= before_seq <= seq_max
+        ):
+            raise InvalidRequest(
+                f"before_seq is {before_seq!r}", fix=f"send a number from 0 to {seq_max}"
+            )
+        topic = core.topic(name)
+        core.refuse_writes(core.shard_of(topic.id))
+        retention.enforce(core, topic)
+        ticket: Ticket[DeleteResult] = Ticket(core.runtime)
+        last = topic.head if before_seq is None else min(topic.head, before_seq - 1)
+        if match is None:
+            self._log(topic, last if last > topic.base else 0, None, ticket)
+            return ticket
+        found = BitMap64(seq for seq in self._in_memory(topic, match) if seq <= last)
+        self._in_files(topic, match, last, found, ticket)
+        return ticket
+
+    def _in_memory(self, topic: Topic, match: TagMatch) -> list[int]:
+        index = topic.tags if isinstance(topic.tags, TagIndex) else TagIndex()
+        if topic.tags is index:
+            self._index_bytes -= index.bytes
+        index.update(topic.blocks)
+        found = list(index.find(match.tag, match.prefix))
+        # Over the bound the index is built again by the next delete rather than kept.
+        keep = self._index_bytes + index.bytes <= self._core.settings.tag_index_bytes_max
+        topic.tags = index if keep else None
+        if keep:
+            self._index_bytes += index.bytes
+        return found
+
+    def _in_files(
+        self,
+        topic: Topic,
+        match: TagMatch,
+        last: int,
+        found: BitMap64,
+        ticket: Ticket[DeleteResult],
+    ) -> None:
+        base, files = topic.base, self._core.catalog.files_of(topic.id)
+        if topic.sealed_to <= base:
+            self._log(topic, 0, found, ticket)
+            return
+
+        def look(wait: bool) -> BitMap64:
+            return _sealed_matches(runs_in(files, topic.id, wait), match, base, last, wait)
+
+        def looked(value: object, error: BaseException | None) -> None:
+            if error is not None:
+                ticket.fail(error)
+                return
+            assert isinstance(value, BitMap64)
+            try:
+                self._core.refuse_writes(self._core.shard_of(topic.id))
+            except HeadraceError as refusal:
+                ticket.fail(refusal)
+                return
+            self._log(topic, 0, found | value, ticket)
+
+        try:
+            looked(look(False), None)
+        except WouldBlock:
+            self._core.runtime.submit(LANE, lambda: look(True), looked)
+
+    def _log(
+        self, topic: Topic, floor: int, seqs: BitMap64 | None, ticket: Ticket[DeleteResult]
+    ) -> None:
+        core = self._core
+        if seqs is not None:
+            seqs.remove_range(0, topic.base + 1)
+            if topic.holes:
+                seqs -= topic.holes
+        if not floor and not seqs:
+            ticket.resolve(result_of(topic, 0))
+            return
+
+        def done(error: HeadraceError | None) -> None:
+            if error is not None:
+                ticket.fail(error)
+            elif not topic.live:
+                ticket.resolve(DeleteResult(topic.name, 0, topic.head + 1, topic.head, 0, 0))
+            else:
+                ticket.resolve(result_of(topic, apply_delete(core, topic, floor, seqs)))
+
+        if core.is_ephemeral(topic):
+            done(None)
+            return
+        entry = RecordsDelete(floor, seqs.serialize() if seqs else b"")
+        needs_sync = topic.needs_sync or topic.unsettled_syncs > 0
+        core.log(topic, ENTRY_RECORDS_DELETE, entry, needs_sync=needs_sync, done=done)
+
+
+def apply_delete(core: Core, topic: Topic, floor: int, seqs: BitMap64 | None) -> int:
+    """Make a logged delete true; returns how many records went.  Applying twice is once."""
+    deleted = 0
+
+    def runs() -> list[Run]:
+        return core.runs(topic)
+
+    if floor > topic.base:
+        deleted += topic.live_between(topic.base + 1, floor)
+        topic.delete_floor = max(topic.delete_floor, min(floor, topic.head))
+        core.free(topic, topic.raise_base(floor, runs))
+    if seqs:
+        count, freed = topic.add_holes(seqs, runs)
+        deleted += count
+        core.free(topic, freed)
+    return deleted
+
+
+def result_of(topic: Topic, deleted: int) -> DeleteResult:
+    return DeleteResult(
+        topic.name, deleted, topic.earliest_seq, topic.head, topic.count, topic.bytes
+    )
+
+
+def _sealed_matches(runs: list[Run], match: TagMatch, base: int, last: int, wait: bool) -> BitMap64:
+    found = BitMap64()
+    for run in runs:
+        if run.has_tags and run.first_seq <= last and run.last_seq > base:
+            found.update(
+                seq for seq in run.find_tag(match.tag, match.prefix, wait) if base < seq <= last
+            )
+    return found

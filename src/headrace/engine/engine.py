@@ -1,0 +1,382 @@
+"""The engine: one data directory, opened, and everything that can be done with it in-process.
+
+This file only puts the parts together and names them for callers.  Every call is made on the loop
+thread and answers with a `Ticket`: `.result()` in a synchronous program, `await` in an asyncio one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+
+from headrace.core.clock import Random, SystemRandom
+from headrace.core.config import Settings
+from headrace.core.errors import HeadraceError, InvalidRequest
+from headrace.core.runtime import LoopRuntime, Runtime, ThreadRuntime, Ticket
+from headrace.engine import retention
+from headrace.engine.admission import PLAIN, Append
+from headrace.engine.append import Appended, Appender
+from headrace.engine.checkpoint import Checkpointer
+from headrace.engine.core_state import Core, failed
+from headrace.engine.deleting import Deleter, DeleteResult, TagMatch
+from headrace.engine.idempotency import ProducerClaim
+from headrace.engine.lifecycle import Deleted, Lifecycle, Put
+from headrace.engine.reading import Page, Reader, ReadRequest
+from headrace.engine.recovery import Progress, Recovered, Recovery
+from headrace.engine.sealed_files import SealedFiles
+from headrace.engine.topic import Topic
+from headrace.engine.topic_config import TopicConfig, make_config
+from headrace.storage.block import KIND_BYTES, KIND_JSON, Batch
+from headrace.storage.fs import Filesystem, Lock, RealFilesystem
+from headrace.storage.merge import MergePolicy
+from headrace.storage.snapshot_files import SnapshotStore
+from headrace.storage.tier import DirectoryStore, Store, Tiers, open_store
+from headrace.storage.wal import WalShard
+from headrace.storage.wal_file import shard_directory
+
+log = logging.getLogger("headrace.engine")
+
+LOCK_PATH = ".headrace.lock"
+OWNER_PATH = "meta/owner"
+
+# One payload: bytes as they are, or a value that is encoded as JSON.
+Payload = bytes | str | int | float | bool | None | list[object] | dict[str, object]
+T = TypeVar("T")
+ConfigLike = TopicConfig | Mapping[str, object] | None
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """The state of one topic."""
+
+    topic: str
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    config: TopicConfig
+    last_write_ms: int
+
+    @property
+    def next_seq(self) -> int:
+        return self.head_seq + 1
+
+
+class Engine:
+    """A durable event log in one directory.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     with Engine.open(directory) as engine:
+    ...         appended = engine.append("orders", [{"id": 1}, {"id": 2}]).result()
+    ...         page = engine.read("orders").result()
+    >>> appended.last_seq, [record.data for record in page.records]
+    (2, [b'{"id":1}', b'{"id":2}'])
+    """
+
+    def __init__(
+        self,
+        fs: Filesystem,
+        runtime: Runtime,
+        settings: Settings | None = None,
+        *,
+        random: Random | None = None,
+        cold: Store | None = None,
+        policy: MergePolicy | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.runtime = runtime
+        self._lock: Lock | None = fs.lock(LOCK_PATH)
+        tiers = Tiers(DirectoryStore(fs), cold)
+        self._core = core = Core(self.settings, fs, runtime, random or SystemRandom(), tiers)
+        self._store = SnapshotStore(fs)
+        self._lifecycle = Lifecycle(core)
+        self._appender = Appender(core, self._lifecycle)
+        self._reader = Reader(core)
+        self._deleter = Deleter(core)
+        self._files = SealedFiles(core, self._store, policy or _policy(self.settings))
+        self._checkpointer = Checkpointer(core, self._files)
+        self.progress = 0.0  # of recovery, 0 to 1
+        self.recovered: Recovered | None = None
+        self._closed = False
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str], settings: Settings | None = None) -> Engine:
+        """Open a directory in a synchronous program, creating it if need be."""
+        settings = settings or Settings(data_dir=os.fspath(directory))
+        runtime = ThreadRuntime(threads={"read": settings.reader_threads})
+        engine = cls._make(directory, settings, runtime)
+        engine.recover()
+        return engine
+
+    @classmethod
+    async def open_async(
+        cls, directory: str | os.PathLike[str], settings: Settings | None = None
+    ) -> Engine:
+        """Open a directory inside the running asyncio loop, which then owns the engine."""
+        settings = settings or Settings(data_dir=os.fspath(directory))
+        runtime = LoopRuntime(threads={"read": settings.reader_threads})
+        engine = cls._make(directory, settings, runtime)
+        engine.recover()
+        return engine
+
+    @classmethod
+    def _make(
+        cls, directory: str | os.PathLike[str], settings: Settings, runtime: Runtime
+    ) -> Engine:
+        fs = RealFilesystem(directory)
+        fs.mkdir("")
+        cold = open_store(settings.cold_url) if settings.cold_url else None
+        return cls(fs, runtime, settings, cold=cold)
+
+    def recover(self, progress: Progress = lambda _part: None) -> Recovered:
+        """Bring back the state of the last run; the engine is ready on return."""
+        core = self._core
+
+        def note(part: float) -> None:
+            self.progress = part
+            progress(part)
+
+        try:
+            self._make_shards()
+            recovery = Recovery(core, self._store, self._lifecycle, self._files)
+            self.recovered = recovery.run(note)
+            core.ready = True
+            recovery.enforce_retention()
+            self._checkpointer.start_watching()
+            if recovery.sealed_midway:
+                self._checkpointer.run()
+        except BaseException:
+            self._release()
+            raise
+        return self.recovered
+
+    def _make_shards(self) -> None:
+        core, settings = self._core, self.settings
+
+        def next_number() -> int:
+            core.next_wal_number += 1
+            return core.next_wal_number - 1
+
+        core.shards = [
+            WalShard(
+                core.fs,
+                core.runtime,
+                core.random,
+                shard_directory(shard, settings.wal_shards),
+                shard,
+                next_number,
+                file_bytes=settings.wal_file_bytes,
+                batch_bytes_max=settings.wal_batch_bytes_max,
+                pending_bytes_max=settings.wal_pending_bytes_max,
+                sync_interval_ms=settings.sync_interval_ms,
+            )
+            for shard in range(settings.wal_shards)
+        ]
+
+    # Topics
+
+    def put_topic(self, name: str, config: ConfigLike = None) -> Ticket[Put]:
+        """Create a topic, or replace the whole config of the one that is there."""
+        return self._attempt(lambda: self._lifecycle.put(name, make_config(config)))
+
+    def delete_topic(self, name: str, *, if_empty: bool = False) -> Ticket[Deleted]:
+        """Delete a topic and everything in it."""
+        return self._attempt(lambda: self._lifecycle.delete(name, if_empty=if_empty))
+
+    def topic(self, name: str) -> TopicInfo:
+        """The state of a topic, now; `TopicNotFound` if there is none."""
+        topic = self._core.topic(name)
+        retention.enforce(self._core, topic)
+        return _info(topic)
+
+    def topics(self, prefix: str = "") -> list[TopicInfo]:
+        """The state of all topics whose name starts with `prefix`, by name."""
+        core = self._core
+        names = sorted(n for n, t in core.by_name.items() if t.live and n.startswith(prefix))
+        for name in names:
+            retention.enforce(core, core.by_name[name])
+        return [_info(core.by_name[name]) for name in names]
+
+    # Records
+
+    def append(
+        self,
+        name: str,
+        records: Batch | Sequence[Payload],
+        *,
+        config: ConfigLike = None,
+        create: bool | None = None,
+        idempotency_key: str | None = None,
+        producer: ProducerClaim | None = None,
+        expected_head_seq: int | None = None,
+        state: bytes | None = None,
+    ) -> Ticket[Appended]:
+        """Append records, all or none, creating the topic on the way.
+
+        `records` is a `Batch` of columns, or a list whose items are bytes (stored as they are)
+        or values (stored as JSON).
+        """
+        how = PLAIN
+        optional = (config, create, idempotency_key, producer, expected_head_seq, state)
+        if optional != _NOTHING:
+            how = Append(None if config is None else make_config(config), *optional[1:])
+        try:
+            batch = records if isinstance(records, Batch) else make_batch(records)
+            return self._appender.append(name, batch, how)
+        except HeadraceError as error:
+            return failed(self.runtime, error)
+
+    def read(
+        self,
+        name: str,
+        from_seq: int = 0,
+        *,
+        limit: int | None = None,
+        bytes_max: int | None = None,
+        nodes: Sequence[str] = (),
+        epoch: int | None = None,
+        from_ts: int | None = None,
+        last: int | None = None,
+    ) -> Ticket[Page]:
+        """Read records after `from_seq`, or from a time, or the last so many.
+
+        Records whose node is in `nodes` are left out.
+        """
+        settings = self.settings
+        request = ReadRequest(
+            from_seq,
+            settings.read_limit_default if limit is None else limit,
+            settings.read_bytes_default if bytes_max is None else bytes_max,
+            nodes,
+            epoch,
+            from_ts,
+            last,
+        )
+        return self._attempt(lambda: self._reader.read(name, request))
+
+    def wait(self, name: str, after_seq: int) -> Ticket[None]:
+        """Done when there is a record beyond `after_seq`, or the topic is gone."""
+        return self._attempt(lambda: self._reader.wait(name, after_seq))
+
+    def delete(
+        self, name: str, *, before_seq: int | None = None, match: str | TagMatch | None = None
+    ) -> Ticket[DeleteResult]:
+        """Delete records below a seq, by tag (`"tag"` or `"prefix*"`), or both at once."""
+
+        def run() -> Ticket[DeleteResult]:
+            parsed = TagMatch.parse(match) if isinstance(match, str) else match
+            return self._deleter.delete(name, before_seq, parsed)
+
+        return self._attempt(run)
+
+    # Upkeep
+
+    def checkpoint(self) -> Ticket[None]:
+        """Seal what the log holds, merge files, write a snapshot."""
+        return self._attempt(self._checkpointer.run)
+
+    def flush(self) -> None:
+        """End the turn now: write what is staged."""
+        for shard in self._core.shards:
+            shard.flush()
+
+    @property
+    def core(self) -> Core:
+        """The shared state, for the layers above and for tests."""
+        return self._core
+
+    @property
+    def checkpointer(self) -> Checkpointer:
+        return self._checkpointer
+
+    def close(self) -> None:
+        """Seal everything, leave a clean snapshot, give the directory back."""
+        if self._closed:
+            return
+        self._closed = True
+        core = self._core
+        core.closing = True
+        if core.ready:
+            self.flush()
+            self.runtime.drain()
+            try:
+                self._checkpointer.close()
+            except OSError as error:
+                log.warning("no clean snapshot, the next start replays the log: %s", error)
+        self._release()
+
+    def abandon(self) -> None:
+        """Let go as a killed process would: nothing is written, the directory is free."""
+        self._closed = True
+        self._core.closing = True
+        self._release()
+
+    def _release(self) -> None:
+        self.runtime.close()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _attempt(self, call: Callable[[], Ticket[T]]) -> Ticket[T]:
+        """Run a call; what it refuses is the ticket's error, so that callers have one way."""
+        try:
+            return call()
+        except HeadraceError as error:
+            return failed(self.runtime, error)
+
+
+_NOTHING = (None,) * 6
+
+
+def make_batch(records: Sequence[Payload]) -> Batch:
+    """Payloads as a batch: bytes stay bytes, anything else becomes JSON.
+
+    >>> make_batch([{"a": 1}]).data
+    [b'{"a":1}']
+    """
+    if isinstance(records, (bytes, str)) or not isinstance(records, Sequence):
+        raise InvalidRequest("records is not a list", fix="send a list of payloads")
+    if all(isinstance(record, bytes) for record in records):
+        return Batch(records, KIND_BYTES)  # type: ignore[arg-type]
+    if any(isinstance(record, bytes) for record in records):
+        raise InvalidRequest("bytes and values in one append", fix="send one kind at a time")
+    try:
+        return Batch([msgspec.json.encode(record) for record in records], KIND_JSON)
+    except (TypeError, msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+        raise InvalidRequest(f"a payload is not JSON: {error}", fix="send JSON values") from None
+
+
+def _info(topic: Topic) -> TopicInfo:
+    return TopicInfo(
+        topic.name,
+        topic.epoch,
+        topic.head,
+        topic.earliest_seq,
+        topic.count,
+        topic.bytes,
+        topic.config,
+        topic.last_write_ms,
+    )
+
+
+def _policy(settings: Settings) -> MergePolicy:
+    return MergePolicy(
+        own_rows_min=settings.segment_max_events, own_bytes_max=settings.segment_max_bytes
+    )

@@ -1,0 +1,202 @@
+"""Once and only once: idempotency keys with a window, and producers with a sequence.
+
+Only this file decides whether an append was seen before.  Keys are remembered for the topic's
+window, by their XXH3-128 digest, in generations of a quarter window that are dropped whole; at
+most `entries_max` are kept, and a full index refuses rather than forgets.  Producers are
+remembered for as long as the topic.  Both travel in the log entry of the data they guard (the
+*sidecar*), so that they are exactly as durable as the records.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+from xxhash import xxh3_128_digest
+
+from headrace.core.errors import InvalidRequest, ProducerFenced, ProducerGap, Throttled
+from headrace.storage.keys import KeyRow
+
+GENERATIONS_PER_WINDOW = 4
+
+
+class Producer(msgspec.Struct, frozen=True):
+    """The last append a producer got accepted, and the answer it was given."""
+
+    epoch: int
+    sequence: int
+    first_seq: int
+    count: int
+    head: int
+
+
+class ProducerClaim(NamedTuple):
+    """What a producer says of an append: who it is, its epoch, its sequence number.
+
+    >>> ProducerClaim("etl-1", 0, 7).sequence
+    7
+    """
+
+    id: str
+    epoch: int
+    sequence: int
+
+
+class Sidecar(msgspec.Struct, array_like=True, frozen=True):
+    """What is committed with the records of an append, beside them."""
+
+    key: bytes = b""
+    producer_id: str = ""
+    producer_epoch: int = 0
+    producer_sequence: int = 0
+    state: bytes | None = None
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+
+_DECODER = msgspec.msgpack.Decoder(Sidecar)
+
+
+def decode_sidecar(data: bytes) -> Sidecar:
+    return _DECODER.decode(data)
+
+
+def digest(key: str) -> bytes:
+    return xxh3_128_digest(key.encode())
+
+
+def admit_producer(known: Producer | None, claim: ProducerClaim) -> bool:
+    """True: append it.  False: a duplicate, already stored.  Otherwise an error with the way out.
+
+    >>> admit_producer(None, ProducerClaim("p", 0, 0))
+    True
+    >>> admit_producer(Producer(0, 4, 1, 1, 1), ProducerClaim("p", 0, 3))
+    False
+    """
+    epoch = known.epoch if known is not None else claim.epoch
+    if known is not None and claim.epoch < epoch:
+        raise ProducerFenced(
+            f"producer {claim.id!r} has epoch {epoch}, this append says {claim.epoch}",
+            fix="stop this instance, a newer one took over",
+            detail={"epoch": epoch},
+        )
+    if known is not None and claim.epoch > epoch and claim.sequence != 0:
+        raise InvalidRequest(
+            f"producer {claim.id!r} starts epoch {claim.epoch} at sequence {claim.sequence}",
+            fix="start a new epoch at sequence 0",
+        )
+    fresh = known is None or claim.epoch > epoch
+    last = -1 if fresh or known is None else known.sequence
+    if claim.sequence <= last:
+        return False
+    if claim.sequence != last + 1:
+        raise ProducerGap(
+            f"producer {claim.id!r} sent sequence {claim.sequence}, {last + 1} is next",
+            fix=f"send sequence {last + 1} first",
+            detail={"expected": last + 1, "received": claim.sequence},
+        )
+    return True
+
+
+class _TopicKeys:
+    """Keys of one topic, in generations; the newest is last."""
+
+    __slots__ = ("generations", "window_ms")
+
+    def __init__(self, window_ms: int) -> None:
+        self.window_ms = window_ms
+        self.generations: deque[tuple[int, dict[bytes, KeyRow]]] = deque()
+
+
+class KeyIndex:
+    """Every remembered key of every topic."""
+
+    def __init__(self, entries_max: int) -> None:
+        self._entries_max = entries_max
+        self._topics: dict[int, _TopicKeys] = {}
+        self._unsaved: list[KeyRow] = []
+        self.entries = 0
+
+    def find(self, topic_id: int, key: bytes, window_ms: int, now_ms: int) -> KeyRow | None:
+        """What was stored under this key within the window."""
+        keys = self._topics.get(topic_id)
+        if keys is None:
+            return None
+        self._expire(topic_id, keys, window_ms, now_ms)
+        for _, rows in reversed(keys.generations):
+            row = rows.get(key)
+            if row is not None:
+                return row if now_ms - row.time_ms <= window_ms else None
+        return None
+
+    def refuse_if_full(self, now_ms: int) -> None:
+        """Raise unless one more key fits."""
+        if self.entries < self._entries_max:
+            return
+        for topic_id, keys in list(self._topics.items()):
+            self._expire(topic_id, keys, keys.window_ms, now_ms)
+        if self.entries >= self._entries_max:
+            raise Throttled(
+                f"{self.entries} idempotency keys are within their windows, the most allowed",
+                fix="retry later, shorten idempotency_window_ms, or raise "
+                "HEADRACE_IDEMPOTENCY_ENTRIES_MAX",
+                detail={"limit": "idempotency_entries_max", "max": self._entries_max},
+            )
+
+    def add(self, row: KeyRow, window_ms: int, *, saved: bool = False) -> None:
+        """Remember a stored append.  A row added twice counts once."""
+        keys = self._topics.get(row.topic_id)
+        if keys is None:
+            keys = self._topics[row.topic_id] = _TopicKeys(window_ms)
+        keys.window_ms = max(keys.window_ms, window_ms)
+        span = max(1, window_ms // GENERATIONS_PER_WINDOW)
+        if not keys.generations or row.time_ms >= keys.generations[-1][0] + span:
+            keys.generations.append((row.time_ms, {}))
+        rows = keys.generations[-1][1]
+        if row.key not in rows:
+            self.entries += 1
+        rows[row.key] = row
+        if not saved:
+            self._unsaved.append(row)
+
+    def forget_topic(self, topic_id: int) -> None:
+        keys = self._topics.pop(topic_id, None)
+        if keys is not None:
+            self.entries -= sum(len(rows) for _, rows in keys.generations)
+
+    def take_unsaved(self) -> list[KeyRow]:
+        """Rows no key file holds yet; the caller writes them, or puts them back."""
+        rows, self._unsaved = self._unsaved, []
+        return rows
+
+    def put_back(self, rows: Iterable[KeyRow]) -> None:
+        self._unsaved[:0] = rows
+
+    def window_of(self, topic_id: int) -> int:
+        keys = self._topics.get(topic_id)
+        return keys.window_ms if keys is not None else 0
+
+    def rows(self) -> Iterator[KeyRow]:
+        """Every remembered row, in no order."""
+        for keys in self._topics.values():
+            for _, rows in keys.generations:
+                yield from rows.values()
+
+    def _expire(self, topic_id: int, keys: _TopicKeys, window_ms: int, now_ms: int) -> None:
+        generations = keys.generations
+        while generations:
+            rows = generations[0][1]
+            newest = (
+                generations[1][0]
+                if len(generations) > 1
+                else max((row.time_ms for row in rows.values()), default=0)
+            )
+            if now_ms - newest <= window_ms:
+                break
+            self.entries -= len(rows)
+            generations.popleft()
+        if not generations:
+            del self._topics[topic_id]

@@ -1,0 +1,404 @@
+"""Recovery: the newest snapshot, then the log after it, gives the state before the stop.
+
+Only this file rebuilds state.  Applying an entry twice is the same as once, because the snapshot
+may already show what the first entries after its position did.  Memory is bounded: when what was
+replayed outgrows its bound, it is sealed into files and dropped.  What a power loss took of the
+seqs that may have been acknowledged is announced as a gap, and the gap is durable before anybody
+can be told; after a process death alone nothing that was acknowledged is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+
+from headrace.core.errors import HeadraceError
+from headrace.engine import retention
+from headrace.engine.core_state import Core
+from headrace.engine.deleting import apply_delete
+from headrace.engine.idempotency import Producer, decode_sidecar
+from headrace.engine.lifecycle import Lifecycle
+from headrace.engine.seal import capture, sealed, write_captures
+from headrace.engine.sealed_files import WAL_NUMBER, SealedFiles
+from headrace.engine.topic import Topic
+from headrace.engine.topic_config import decode_config
+from headrace.storage.block import ENTRY_APPEND, Block, decode_block
+from headrace.storage.frame import (
+    ENTRY_FLOOR,
+    ENTRY_GAP,
+    ENTRY_RECORDS_DELETE,
+    ENTRY_RESERVE,
+    ENTRY_STATE,
+    ENTRY_TOPIC_CONFIG,
+    ENTRY_TOPIC_CREATE,
+    ENTRY_TOPIC_DELETE,
+    Floor,
+    Gap,
+    RecordsDelete,
+    Reserve,
+    State,
+    TopicConfig,
+    TopicCreate,
+    decode_control,
+    encode_control,
+    entry_topic,
+)
+from headrace.storage.keys import KeyRow, read_keys
+from headrace.storage.scan import ShardScan, scan_all
+from headrace.storage.segment_reader import Segment
+from headrace.storage.snapshot import SnapshotState, TopicState
+from headrace.storage.snapshot_files import SnapshotStore
+from headrace.storage.wal_file import discover, file_path
+
+log = logging.getLogger("headrace.recovery")
+
+Progress = Callable[[float], None]
+
+
+class Recovered(NamedTuple):
+    """What recovery found, for a person and for metrics."""
+
+    topics: int
+    batches: int
+    bytes_replayed: int
+    bytes_dropped: int
+    clean: bool
+    gaps: int
+    problems: list[str]
+
+
+class Recovery:
+    """Brings one engine from its files to ready."""
+
+    def __init__(
+        self, core: Core, store: SnapshotStore, lifecycle: Lifecycle, files: SealedFiles
+    ) -> None:
+        self._core = core
+        self._store = store
+        self._lifecycle = lifecycle
+        self._files = files
+        self._known_topics = 0  # ids below it that are absent were deleted before the snapshot
+        self.sealed_midway = False
+
+    def run(self, progress: Progress = lambda _part: None) -> Recovered:
+        """Rebuild everything; the log can be started at the positions in the result."""
+        core = self._core
+        for directory in ("meta", "segments", "wal"):
+            core.fs.mkdir(directory)
+        loaded = self._store.load()
+        snapshot = loaded.state if loaded is not None else None
+        if snapshot is not None:
+            self._restore(snapshot)
+        self._sweep(snapshot)
+        found = self._log_files(snapshot)
+        starts = dict(snapshot.positions) if snapshot is not None else {}
+        scans = scan_all(
+            core.fs,
+            found,
+            starts,
+            self._apply,
+            on_file=lambda done, of: progress(done / of),
+        )
+        self._make_durable(found, scans)
+        clean = snapshot is not None and snapshot.clean
+        clean = clean and not any(scan.batches_replayed for scan in scans.values())
+        gaps = self._announce_losses(scans, clean)
+        self._settle()
+        self._core.next_wal_number = max((n for ns in found.values() for n in ns), default=0) + 1
+        self._start_log(scans, starts, gaps)
+        progress(1.0)
+        return Recovered(
+            len(core.by_id),
+            sum(scan.batches_replayed for scan in scans.values()),
+            sum(scan.bytes_read for scan in scans.values()),
+            sum(scan.bytes_dropped for scan in scans.values()),
+            clean,
+            len(gaps),
+            list(loaded.problems) if loaded is not None else [],
+        )
+
+    # The snapshot
+
+    def _restore(self, snapshot: SnapshotState) -> None:
+        core = self._core
+        core.generation = snapshot.generation
+        core.next_topic_id = self._known_topics = snapshot.next_topic_id
+        core.next_file_id = snapshot.next_file_id
+        for state in snapshot.topics.values():
+            self._restore_topic(state)
+        for meta in snapshot.files.values():
+            core.catalog.add(Segment(meta, core.tiers.open(meta), core.cache))
+        now = core.clock.now_ms()
+        for key_file in snapshot.key_files:
+            if key_file.expires_ms < now:
+                continue
+            self._files.key_files.append(key_file)
+            for row in read_keys(core.fs, key_file):
+                self._remember_key(row, saved=True)
+
+    def _restore_topic(self, state: TopicState) -> None:
+        core = self._core
+        topic = Topic(state.id, state.name, state.epoch, decode_config(state.config))
+        topic.live = True
+        topic.created_ms = state.created_ms
+        topic.cap_floor = state.evict_floor_cap
+        topic.ttl_floor = state.evict_floor_ttl
+        topic.crash_floor = state.evict_floor_crash
+        topic.trim_floor = state.trim_floor
+        topic.delete_floor = state.delete_floor
+        topic.base = max(topic.evict_floor, topic.delete_floor)
+        topic.head = topic.staged = topic.sealed_to = state.sealed_to
+        if state.holes:
+            topic.holes = BitMap64.deserialize(state.holes)
+        topic.gaps = [(first, last) for first, last in state.gaps]
+        topic.bytes = state.bytes
+        topic.last_ts = state.last_ts
+        topic.last_write_ms = state.last_write_ms
+        topic.reserved = state.reserved_to
+        topic.state = state.state
+        topic.parent_id, topic.parent_to = state.parent_id, state.parent_to
+        if state.producers:
+            topic.producers = {k: Producer(*v) for k, v in state.producers.items()}
+        if state.head > state.sealed_to:
+            # Only records that are never stored are between the two.
+            self._lose(topic, state.head)
+        core.by_id[topic.id] = topic
+        core.by_name[topic.name] = topic
+        core.total_bytes += topic.bytes
+        self._files.note_live(topic)
+
+    def _sweep(self, snapshot: SnapshotState | None) -> None:
+        """Remove what no snapshot lists; finish what a crash cut short."""
+        tiers = self._core.tiers
+        try:
+            for path in tiers.sweep(self._store.retained_files()):
+                log.info("removed %s, which no snapshot lists", path)
+            tiers.drop_hot_copies(snapshot.files.values() if snapshot is not None else ())
+        except (HeadraceError, OSError) as error:
+            log.warning("the cold tier was not swept: %s", error)
+
+    # The log
+
+    def _log_files(self, snapshot: SnapshotState | None) -> dict[str, list[int]]:
+        """The files that count: of directories the snapshot does not replay, only newer ones."""
+        found = discover(self._core.fs)
+        if snapshot is None:
+            return found
+        number_min = int.from_bytes(snapshot.extra.get(WAL_NUMBER, b""), "little")
+        counted = {}
+        for directory, numbers in found.items():
+            if directory not in snapshot.positions:
+                numbers = [n for n in numbers if n >= number_min]
+            if numbers:
+                counted[directory] = numbers
+        return counted
+
+    def _make_durable(self, found: dict[str, list[int]], scans: dict[str, ShardScan]) -> None:
+        """What was read may still be in the page cache only; what is useless has to go.
+
+        Both before a new file claims that the log goes on from here.
+        """
+        fs = self._core.fs
+        for directory, numbers in found.items():
+            useless = set(scans[directory].useless)
+            for number in numbers:
+                path = file_path(directory, number)
+                if path in useless:
+                    fs.unlink(path)
+                    continue
+                file = fs.open(path)
+                try:
+                    file.sync_data()
+                finally:
+                    file.close()
+            fs.sync_dir(directory)
+
+    def _start_log(
+        self, scans: dict[str, ShardScan], starts: dict[str, int], gaps: dict[int, Gap]
+    ) -> None:
+        core = self._core
+        first: dict[str, list[bytes]] = {}
+        for topic_id, gap in gaps.items():
+            directory = core.shard_of(topic_id).directory
+            entry = encode_control(ENTRY_GAP, topic_id, gap)
+            first.setdefault(directory, []).append(entry)
+        for shard in core.shards:
+            scan = scans.get(shard.directory)
+            base = scan.end if scan is not None else starts.get(shard.directory, 0)
+            shard.start(base, first.get(shard.directory, []))
+
+    def _apply(self, kind: int, entry: bytes) -> None:
+        if kind == ENTRY_APPEND:
+            topic = self._core.by_id.get(entry_topic(entry))
+            if topic is not None:
+                self._append(topic, decode_block(entry))
+            return
+        if kind == ENTRY_TOPIC_CREATE:
+            self._create(entry)
+            return
+        topic = self._core.by_id.get(entry_topic(entry))
+        if topic is not None:
+            self._control(topic, kind, entry)
+
+    def _create(self, entry: bytes) -> None:
+        core = self._core
+        topic_id, create = decode_control(entry, TopicCreate)
+        if topic_id < self._known_topics or topic_id in core.by_id:
+            return
+        core.next_topic_id = max(core.next_topic_id, topic_id + 1)
+        older = core.by_name.get(create.name)
+        if older is not None:
+            # A name is given again only after its delete was logged, in another shard perhaps.
+            if older.id > topic_id:
+                return
+            self._lifecycle.forget(older)
+        topic = Topic(topic_id, create.name, create.epoch, decode_config(create.config))
+        topic.live = True
+        topic.created_ms = create.created_ms
+        topic.reserved = create.reserved_to
+        topic.parent_id, topic.parent_to = create.parent_id, create.parent_to
+        topic.state = create.state
+        core.by_id[topic_id] = topic
+        core.by_name[create.name] = topic
+        core.mark(topic)
+
+    def _append(self, topic: Topic, block: Block) -> None:
+        core = self._core
+        topic.reserved = max(topic.reserved, block.reserved_to)
+        if block.first_seq > topic.head:
+            if block.first_seq > topic.head + 1:
+                # The seqs between were of a class whose records are never stored.
+                self._lose(topic, block.first_seq - 1)
+            topic.head = topic.staged = block.last_seq
+            topic.bytes += block.bytes
+            core.total_bytes += block.bytes
+            topic.last_ts = max(topic.last_ts, block.ts)
+            topic.last_write_ms = block.arrived_ms
+            core.keep(topic, block)
+            core.mark(topic)
+            if core.unsealed_bytes > core.settings.replay_memory_bytes:
+                self._seal_midway()
+        if block.has_sidecar:
+            self._sidecar(topic, block)
+
+    def _sidecar(self, topic: Topic, block: Block) -> None:
+        beside = decode_sidecar(block.sidecar)
+        if beside.key:
+            self._remember_key(
+                KeyRow(
+                    topic.id, beside.key, block.first_seq, block.count, block.last_seq,
+                    block.arrived_ms,
+                ),
+                saved=False,
+            )  # fmt: skip
+        if beside.producer_id:
+            producers = topic.producers if topic.producers is not None else {}
+            topic.producers = producers
+            now = producers.get(beside.producer_id)
+            claimed = (beside.producer_epoch, beside.producer_sequence)
+            if now is None or (now.epoch, now.sequence) < claimed:
+                producers[beside.producer_id] = Producer(
+                    *claimed, block.first_seq, block.count, block.last_seq
+                )
+        if beside.state is not None:
+            topic.state = beside.state
+
+    def _remember_key(self, row: KeyRow, *, saved: bool) -> None:
+        core = self._core
+        topic = core.by_id.get(row.topic_id)
+        if topic is None:
+            return
+        window_ms = topic.config.idempotency_window_ms
+        if core.clock.now_ms() - row.time_ms <= window_ms:
+            core.keys.add(row, window_ms, saved=saved)
+
+    def _control(self, topic: Topic, kind: int, entry: bytes) -> None:
+        core = self._core
+        core.mark(topic)
+        if kind == ENTRY_TOPIC_CONFIG:
+            config = decode_control(entry, TopicConfig)[1]
+            topic.set_config(decode_config(config.config))
+            topic.reserved = max(topic.reserved, config.reserved_to)
+        elif kind == ENTRY_TOPIC_DELETE:
+            if core.by_name.get(topic.name) is topic:
+                del core.by_name[topic.name]
+            self._lifecycle.forget(topic)
+        elif kind == ENTRY_RECORDS_DELETE:
+            delete = decode_control(entry, RecordsDelete)[1]
+            seqs = BitMap64.deserialize(delete.seqs) if delete.seqs else None
+            apply_delete(core, topic, delete.floor, seqs)
+        elif kind == ENTRY_FLOOR:
+            floor = decode_control(entry, Floor)[1]
+            topic.cap_floor = max(topic.cap_floor, min(floor.cap, topic.head))
+            topic.ttl_floor = max(topic.ttl_floor, min(floor.ttl, topic.head))
+            core.free(topic, topic.raise_base(topic.evict_floor, lambda: core.runs(topic)))
+        elif kind == ENTRY_RESERVE:
+            reserve = decode_control(entry, Reserve)[1]
+            topic.reserved = max(topic.reserved, reserve.reserved_to)
+        elif kind == ENTRY_GAP:
+            gap = decode_control(entry, Gap)[1]
+            if gap.last > topic.head:
+                topic.add_gap(max(gap.first, topic.head + 1), gap.last)
+        else:
+            assert kind == ENTRY_STATE, kind
+            topic.state = decode_control(entry, State)[1].state
+
+    def _seal_midway(self) -> None:
+        """Move what was replayed so far into files, so that memory stays bounded."""
+        core, files = self._core, self._files
+        captures = [capture(core, topic) for topic in core.dirty.values()]
+        metas = write_captures(
+            core.fs, captures, files.next_file_id, core.clock.now_ms(),
+            files.policy, core.total_bytes // files.policy.own_topics_max,
+        )  # fmt: skip
+        for meta in metas:
+            files.add_file(meta)
+        for captured in captures:
+            sealed(core, captured)
+            core.forget_blocks(captured.topic)
+        core.resident.clear()
+        self.sealed_midway = True
+
+    # After the log
+
+    def _lose(self, topic: Topic, last: int) -> Gap:
+        gap = Gap(topic.head + 1, last)
+        topic.add_gap(gap.first, gap.last)
+        self._core.mark(topic)
+        return gap
+
+    def _announce_losses(self, scans: dict[str, ShardScan], clean: bool) -> dict[int, Gap]:
+        """Seqs that were reserved and are not there: acknowledged perhaps, and lost."""
+        core = self._core
+        if clean:
+            return {}
+        boot_id = core.fs.boot_id()
+        boots = {scan.boot_id for scan in scans.values() if scan.boot_id is not None}
+        same_boot = boots <= {boot_id}
+        gaps = {}
+        for topic in core.by_id.values():
+            lossless = topic.needs_sync or (same_boot and not core.is_ephemeral(topic))
+            if not lossless and topic.reserved > topic.head:
+                gaps[topic.id] = self._lose(topic, topic.reserved)
+        return gaps
+
+    def _settle(self) -> None:
+        """What every topic needs before it is served."""
+        core = self._core
+        for topic in core.by_id.values():
+            topic.staged = topic.head
+            topic.reserved = max(topic.head, 0 if topic.needs_sync else topic.reserved)
+            topic.reserve_from = topic.head
+            core.trim(topic)
+        core.fit_memory()
+
+    def enforce_retention(self) -> None:
+        """Once the log takes entries again: what expired meanwhile goes, and is logged."""
+        core = self._core
+        for topic in list(core.by_id.values()):
+            config = topic.config
+            if config.ttl_ms or config.cap_records or config.cap_bytes:
+                retention.enforce(core, topic)

@@ -1,0 +1,183 @@
+"""Sealing: what the log and memory hold of some topics becomes segment files.
+
+Only this file turns captured topics into files and into the states a snapshot lists.  A capture is
+taken on the loop thread, one topic at a time, and is consistent for that topic: every record up to
+`sealed_to`, with the floors, holes and counts of the same instant.  Whatever comes later is in the
+log after the position the checkpoint began at.  Writing happens elsewhere, from the captures alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.engine.core_state import Core
+from headrace.engine.topic import Topic
+from headrace.storage.block import Block
+from headrace.storage.fs import Filesystem
+from headrace.storage.merge import MergePolicy
+from headrace.storage.segment import SegmentMeta
+from headrace.storage.segment_blocks import batch_of_blocks, optional_columns
+from headrace.storage.segment_writer import SegmentWriter
+from headrace.storage.snapshot import TopicState
+
+# Rows are handed to the writer in pieces of about this size, so that memory stays bounded.
+PORTION_BYTES = 4 << 20
+SEGMENTS = "segments"
+
+Piece = tuple[int, Block, int, int]
+
+
+class Capture(NamedTuple):
+    """One topic at one instant."""
+
+    topic: Topic
+    state: TopicState
+    blocks: list[Block]  # not sealed yet, oldest first
+    base: int  # rows up to here are dead
+
+
+def capture(core: Core, topic: Topic) -> Capture:
+    """Take everything of `topic` that is not in a file yet.  On the loop thread."""
+    ephemeral = core.is_ephemeral(topic)
+    blocks = [] if ephemeral else topic.blocks.since(max(topic.sealed_to, topic.base) + 1)
+    held = topic.bytes
+    sealed_to = topic.head
+    if ephemeral:
+        sealed_to = topic.sealed_to
+        held -= topic.size_between(sealed_to + 1, topic.head, lambda: core.runs(topic))
+    producers = topic.producers
+    state = TopicState(
+        id=topic.id,
+        name=topic.name,
+        epoch=topic.epoch,
+        config=topic.config.encode(),
+        head=topic.head,
+        sealed_to=sealed_to,
+        last_ts=topic.last_ts,
+        created_ms=topic.created_ms,
+        evict_floor_cap=topic.cap_floor,
+        evict_floor_ttl=topic.ttl_floor,
+        evict_floor_crash=topic.crash_floor,
+        trim_floor=topic.trim_floor,
+        delete_floor=max(topic.delete_floor, topic.base),
+        reserved_to=max(topic.reserved, topic.reserve_staged, topic.head),
+        bytes=held,
+        holes=topic.holes.serialize() if topic.holes else b"",
+        gaps=list(topic.gaps),
+        producers={k: msgspec.structs.astuple(v) for k, v in producers.items()}
+        if producers
+        else {},
+        state=topic.state,
+        parent_id=topic.parent_id,
+        parent_to=topic.parent_to,
+        last_write_ms=topic.last_write_ms,
+    )
+    if not ephemeral:
+        topic.sealing_to = topic.head
+        topic.sealing_bytes, topic.unsealed_bytes = topic.unsealed_bytes, 0
+    return Capture(topic, state, blocks, topic.base)
+
+
+def sealed(core: Core, captured: Capture) -> None:
+    """The capture is in files that readers can see.  On the loop thread."""
+    topic = captured.topic
+    if not topic.sealing_to:
+        return
+    topic.sealed_to = max(topic.sealed_to, topic.sealing_to)
+    core.unsealed_bytes -= topic.sealing_bytes
+    topic.sealing_to = topic.sealing_bytes = 0
+
+
+def unsealed(captured: Capture) -> None:
+    """The capture could not be written: its blocks are unsealed again."""
+    topic = captured.topic
+    topic.unsealed_bytes += topic.sealing_bytes
+    topic.sealing_to = topic.sealing_bytes = 0
+
+
+def write_captures(
+    fs: Filesystem,
+    captures: Sequence[Capture],
+    next_file_id: Callable[[], int],
+    created_ms: int,
+    policy: MergePolicy,
+    big_bytes_min: int,
+) -> list[SegmentMeta]:
+    """Write the blocks of all captures to files, durable on return.  Off the loop thread.
+
+    A topic with enough of its own gets files of its own; the others share.
+    """
+    metas: list[SegmentMeta] = []
+    shared: list[Capture] = []
+    try:
+        for captured in sorted(captures, key=lambda c: c.topic.id):
+            if not captured.blocks:
+                continue
+            size = sum(block.bytes for block in captured.blocks)
+            rows = sum(block.count for block in captured.blocks)
+            enough = rows >= policy.own_rows_min or size >= policy.own_bytes_min
+            if enough and size >= big_bytes_min:
+                for part in _split(pieces_of(captured), policy.own_bytes_max):
+                    topic_id = captured.topic.id
+                    metas.append(_write(fs, part, topic_id, next_file_id(), created_ms))
+            else:
+                shared.append(captured)
+        everyone = (piece for captured in shared for piece in pieces_of(captured))
+        metas.extend(
+            _write(fs, part, 0, next_file_id(), created_ms)
+            for part in _split(everyone, policy.own_bytes_max)
+        )
+        if metas:
+            fs.sync_dir(SEGMENTS)
+    except BaseException:
+        for meta in metas:
+            fs.unlink(meta.path)
+        raise
+    return metas
+
+
+def pieces_of(captured: Capture) -> Iterator[Piece]:
+    """The rows of a capture that are above its dead prefix."""
+    for block in captured.blocks:
+        start = max(0, captured.base + 1 - block.first_seq)
+        if start < block.count:
+            yield captured.topic.id, block, start, block.count
+
+
+def _split(pieces: Iterable[Piece], bytes_max: int) -> Iterator[list[Piece]]:
+    part: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if part and size + piece[1].bytes > bytes_max:
+            yield part
+            part, size = [], 0
+        part.append(piece)
+        size += piece[1].bytes
+    if part:
+        yield part
+
+
+def _write(
+    fs: Filesystem, pieces: list[Piece], owner: int, file_id: int, created_ms: int
+) -> SegmentMeta:
+    writer = SegmentWriter(
+        fs,
+        file_id,
+        owner,
+        0,
+        created_ms,
+        columns=optional_columns([piece[1] for piece in pieces]),
+        payload_bytes_hint=sum(len(piece[1].raw) for piece in pieces),
+        rows_hint=sum(stop - start for _, _, start, stop in pieces),
+        topics_hint=len({piece[0] for piece in pieces}),
+    )
+    try:
+        for portion in _split(pieces, PORTION_BYTES):
+            writer.add(batch_of_blocks(portion))
+        return writer.finish()
+    except BaseException:
+        writer.abort()
+        raise

@@ -1,0 +1,319 @@
+"""One topic: what exists of it, from which seq on, and why what is missing is missing.
+
+Only this file moves floors and holes, and keeps `count` and `bytes` exact while it does.  A seq at
+or below `base` is gone; above it a seq is live unless it is in `holes`.  The *floors* say why a
+prefix went: `cap`, `ttl`, `crash` and `trim` are involuntary and are announced to a reader whose
+cursor is below them; `delete` is silent.  `gaps` are ranges above the floors that a crash took,
+announced too.
+
+Nothing here waits, writes or knows time; sizes of sealed rows come from the runs it is handed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+
+from headrace.core.runtime import Thunk
+from headrace.engine.blocklist import BlockList
+from headrace.engine.idempotency import Producer
+from headrace.engine.topic_config import FSYNC, TopicConfig
+from headrace.storage.block import Block
+from headrace.storage.segment_reader import Run
+
+# The sealed rows of a topic, oldest first; asked for only when memory does not hold the answer.
+Runs = Callable[[], list[Run]]
+
+
+class Lost(NamedTuple):
+    """Seqs a reader will never see: first to last, inclusive, and why."""
+
+    first: int
+    last: int
+    reason: str
+
+
+class Topic:
+    """State of one topic.  Owned by the loop thread."""
+
+    __slots__ = (
+        "base",
+        "blocks",
+        "bytes",
+        "cap_floor",
+        "config",
+        "crash_floor",
+        "created_ms",
+        "delete_floor",
+        "epoch",
+        "gaps",
+        "head",
+        "holes",
+        "id",
+        "last_consumed_ms",
+        "last_ts",
+        "last_write_ms",
+        "live",
+        "name",
+        "needs_sync",
+        "parent_id",
+        "parent_to",
+        "producers",
+        "reserve_asked",
+        "reserve_from",
+        "reserve_mark",
+        "reserve_staged",
+        "reserve_time_ns",
+        "reserved",
+        "sealed_to",
+        "sealing_bytes",
+        "sealing_to",
+        "staged",
+        "staged_bytes",
+        "staged_count",
+        "state",
+        "tags",
+        "trim_floor",
+        "ttl_floor",
+        "unsealed_bytes",
+        "unsettled_syncs",
+        "waiters",
+    )
+
+    def __init__(self, id: int, name: str, epoch: int, config: TopicConfig) -> None:
+        self.id = id
+        self.name = name
+        self.epoch = epoch
+        self.created_ms = 0
+        self.live = False  # its creation is durable
+        self.set_config(config)
+        self.head = 0  # last seq a reader may see
+        self.staged = 0  # last seq given to a writer
+        self.staged_count = 0  # records and bytes staged but not yet visible
+        self.staged_bytes = 0
+        self.base = 0
+        self.cap_floor = self.ttl_floor = self.crash_floor = self.trim_floor = 0
+        self.delete_floor = 0
+        self.holes: BitMap64 | None = None
+        self.gaps: list[tuple[int, int]] = []
+        self.bytes = 0
+        self.sealed_to = 0  # records up to here are in files
+        self.sealing_to = 0  # up to here they are on their way there; 0 when none is
+        self.sealing_bytes = 0
+        self.unsealed_bytes = 0  # log bytes of blocks in memory that are neither
+        self.last_ts = 0
+        self.last_write_ms = 0
+        self.last_consumed_ms = 0
+        self.blocks = BlockList()
+        self.tags: object | None = None  # the tag index of rows in memory, made on first use
+        self.producers: dict[str, Producer] | None = None
+        self.state = b""
+        self.parent_id = 0
+        self.parent_to = 0
+        self.unsettled_syncs = 0  # commits in flight that wait for a sync
+        self.reserved = 0  # highest seq that may be acknowledged before a sync
+        self.reserve_asked = 0  # will be `reserved` once the shard is durable at reserve_mark
+        self.reserve_mark = 0
+        self.reserve_staged = 0  # what the last entry that asked for more asked for
+        self.reserve_from = 0  # the seq and the time of that entry, for the rate
+        self.reserve_time_ns = 0
+        self.waiters: list[Thunk] | None = None
+
+    def set_config(self, config: TopicConfig) -> None:
+        self.config = config
+        self.needs_sync = config.durability == FSYNC
+
+    # Counts and floors
+
+    @property
+    def evict_floor(self) -> int:
+        """The last seq of the prefix that was lost without anybody asking."""
+        return max(self.cap_floor, self.ttl_floor, self.crash_floor, self.trim_floor)
+
+    @property
+    def count(self) -> int:
+        """Live records."""
+        holes = self.holes
+        dead = holes.range_cardinality(self.base + 1, self.head + 1) if holes else 0
+        return self.head - self.base - dead
+
+    @property
+    def earliest_seq(self) -> int:
+        return self.base + 1
+
+    def live_between(self, first: int, last: int) -> int:
+        """Live records with first <= seq <= last."""
+        first = max(first, self.base + 1)
+        last = min(last, self.head)
+        if last < first:
+            return 0
+        holes = self.holes
+        dead = holes.range_cardinality(first, last + 1) if holes else 0
+        return last - first + 1 - dead
+
+    def nth_live(self, n: int) -> int:
+        """The seq of the n-th live record, counting from 1 at the oldest."""
+        assert 1 <= n <= self.count, (n, self.count)
+        low, high = self.base + n, self.head
+        if not self.holes:
+            return low
+        while low < high:
+            middle = (low + high) // 2
+            if self.live_between(self.base + 1, middle) >= n:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def lost_after(self, cursor: int) -> Lost | None:
+        """What a reader at `cursor` must be told before the next record, if anything."""
+        floor = self.evict_floor
+        if cursor < floor:
+            return Lost(cursor + 1, floor, self._reason(cursor + 1))
+        for first, last in self.gaps:
+            if last > cursor and not self.live_between(cursor + 1, first - 1):
+                return Lost(max(first, cursor + 1), last, "crash")
+        return None
+
+    def read_end(self, cursor: int) -> int:
+        """The last seq that may be read from `cursor` before a gap has to be announced."""
+        for first, _ in self.gaps:
+            if first > cursor:
+                return first - 1
+        return self.head
+
+    def _reason(self, gap_from: int) -> str:
+        cap, ttl = self.cap_floor >= gap_from, self.ttl_floor >= gap_from
+        if cap or ttl:
+            return "mixed" if cap and ttl else ("cap" if cap else "ttl")
+        return "crash" if self.crash_floor >= gap_from else "source_trim"
+
+    def raise_base(self, to: int, runs: Runs) -> int:
+        """Everything up to `to` is gone; returns the bytes that were live in it."""
+        to = min(to, self.head)
+        if to <= self.base:
+            return 0
+        freed = self.size_between(self.base + 1, to, runs)
+        self.base = to
+        self.bytes -= freed
+        if self.holes is not None:
+            self.holes.remove_range(0, to + 1)
+        self._skip_holes()
+        assert self.bytes >= 0, (self.name, self.bytes)
+        return freed
+
+    def add_holes(self, seqs: BitMap64, runs: Runs) -> tuple[int, int]:
+        """These seqs are gone; returns (records, bytes) that were live."""
+        fresh = seqs.copy()
+        fresh.remove_range(0, self.base + 1)
+        if self.holes:
+            fresh -= self.holes
+        if not fresh:
+            return 0, 0
+        freed = sum(self._raw_size(first, last, runs) for first, last in ranges_of(fresh))
+        self.holes = fresh if self.holes is None else self.holes | fresh
+        self.bytes -= freed
+        count = len(fresh)
+        self._skip_holes()
+        assert self.bytes >= 0, (self.name, self.bytes)
+        return count, freed
+
+    def add_gap(self, first: int, last: int) -> None:
+        """A crash took these seqs: nothing was ever stored under them."""
+        assert self.head < last and first <= last, (self.head, first, last)
+        if (first, last) in self.gaps:
+            return
+        self.head = self.staged = last
+        holes = self.holes if self.holes is not None else BitMap64()
+        holes.add_range(first, last + 1)
+        self.holes = holes
+        self.gaps.append((first, last))
+        self._skip_holes()
+
+    def drop_settled_gaps(self) -> None:
+        """Forget gaps that a floor announces anyway."""
+        floor = self.evict_floor
+        if self.gaps and self.gaps[0][1] <= floor:
+            self.gaps = [gap for gap in self.gaps if gap[1] > floor]
+
+    def _skip_holes(self) -> None:
+        """Let `base` swallow the holes right above it, so that it is the last dead seq."""
+        holes = self.holes
+        if not holes:
+            self.holes = None
+            return
+        low = self.base
+        if low + 1 in holes:
+            step = 1
+            while holes.contains_range(low + 1, low + step + 1):
+                low += step
+                step *= 2
+            while step > 1:
+                step //= 2
+                if holes.contains_range(low + 1, low + step + 1):
+                    low += step
+            holes.remove_range(0, low + 1)
+            self.base = self.delete_floor = low
+        if not holes:
+            self.holes = None
+
+    # Sizes
+
+    def size_between(self, first: int, last: int, runs: Runs) -> int:
+        """Data and meta bytes of the live records first..last."""
+        first = max(first, self.base + 1)
+        last = min(last, self.head)
+        if last < first:
+            return 0
+        total = self._raw_size(first, last, runs)
+        if self.holes:
+            inside = BitMap64(self.holes)
+            inside.remove_range(0, first)
+            inside.remove_range(last + 1, self.head + 2)
+            for a, b in ranges_of(inside):
+                total -= self._raw_size(a, b, runs)
+        return total
+
+    def _raw_size(self, first: int, last: int, runs: Runs) -> int:
+        """Bytes stored under first..last, dead or alive; seqs that were never stored are 0."""
+        oldest = self.blocks.first
+        in_memory = oldest.first_seq if oldest is not None else self.head + 1
+        total = 0
+        if first < in_memory:
+            total += sum(
+                run.size_of(run.row_of(first), run.row_of(min(last, in_memory - 1) + 1))
+                for run in runs()
+                if run.first_seq <= last and run.last_seq >= first and run.first_seq < in_memory
+            )
+        if last >= in_memory:
+            for block in self.blocks.from_seq(first):
+                if block.first_seq > last:
+                    break
+                start = max(0, first - block.first_seq)
+                stop = min(block.count, last - block.first_seq + 1)
+                total += block.size_of(start, stop)
+        return total
+
+
+def ranges_of(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Maximal runs of consecutive seqs, as (first, last).
+
+    >>> list(ranges_of([1, 2, 3, 7, 9, 10]))
+    [(1, 3), (7, 7), (9, 10)]
+    """
+    first = previous = -2
+    for seq in seqs:
+        if seq != previous + 1:
+            if first >= 0:
+                yield first, previous
+            first = seq
+        previous = seq
+    if first >= 0:
+        yield first, previous
+
+
+def block_rows(block: Block, first: int, last: int) -> tuple[int, int]:
+    """Row numbers (start, stop) of the seqs first..last within a block."""
+    return max(0, first - block.first_seq), min(block.count, last - block.first_seq + 1)
