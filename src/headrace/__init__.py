@@ -1,9 +1,10 @@
 """Headrace: a durable event log in one process.
 
 General layout.  `core` holds what has no state of its own (errors, limits, settings, clocks, the
-runtime seam), `storage` turns bytes into files that survive, `engine` gives them meaning, `cli` is
-the command line, `testing` is what our own tests use and yours may.  Imports only ever go that
-way.  Everything a program needs is re-exported here; nothing else is public.
+runtime seam), `storage` turns bytes into files that survive, `engine` gives them meaning, `server`
+puts it on a port, `cli` is the command line, `testing` is what our own tests use and yours may.
+Imports only ever go that way.  Everything a program needs is re-exported here, and loaded when it
+is first used, so that `headrace --help` does not wait for what it does not need.
 """
 
 from __future__ import annotations
@@ -15,24 +16,47 @@ if not __debug__:
         "stored data; start it without"
     )
 
-from headrace.core.config import Settings as Settings
-from headrace.core.errors import HeadraceError as HeadraceError
-from headrace.core.runtime import Ticket as Ticket
-from headrace.engine.append import Appended as Appended
-from headrace.engine.deleting import DeleteResult as DeleteResult
-from headrace.engine.deleting import TagMatch as TagMatch
-from headrace.engine.engine import Engine as Engine
-from headrace.engine.engine import TopicInfo as TopicInfo
-from headrace.engine.idempotency import ProducerClaim as ProducerClaim
-from headrace.engine.lifecycle import Deleted as Deleted
-from headrace.engine.lifecycle import Put as Put
-from headrace.engine.reading import Page as Page
-from headrace.engine.reading import Tombstone as Tombstone
-from headrace.engine.topic_config import TopicConfig as TopicConfig
-from headrace.storage.block import Batch as Batch
-from headrace.storage.block import Record as Record
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.core.config import Settings as Settings
+    from headrace.core.errors import HeadraceError as HeadraceError
+    from headrace.core.runtime import Ticket as Ticket
+    from headrace.engine.append import Appended as Appended
+    from headrace.engine.deleting import DeleteResult as DeleteResult
+    from headrace.engine.deleting import TagMatch as TagMatch
+    from headrace.engine.engine import Engine as Engine
+    from headrace.engine.engine import TopicInfo as TopicInfo
+    from headrace.engine.idempotency import ProducerClaim as ProducerClaim
+    from headrace.engine.lifecycle import Deleted as Deleted
+    from headrace.engine.lifecycle import Put as Put
+    from headrace.engine.reading import Page as Page
+    from headrace.engine.reading import Tombstone as Tombstone
+    from headrace.engine.topic_config import TopicConfig as TopicConfig
+    from headrace.storage.block import Batch as Batch
+    from headrace.storage.block import Record as Record
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Appended": "engine.append",
+    "Batch": "storage.block",
+    "DeleteResult": "engine.deleting",
+    "Deleted": "engine.lifecycle",
+    "Engine": "engine.engine",
+    "HeadraceError": "core.errors",
+    "Page": "engine.reading",
+    "ProducerClaim": "engine.idempotency",
+    "Put": "engine.lifecycle",
+    "Record": "storage.block",
+    "Settings": "core.config",
+    "TagMatch": "engine.deleting",
+    "Ticket": "core.runtime",
+    "Tombstone": "engine.reading",
+    "TopicConfig": "engine.topic_config",
+    "TopicInfo": "engine.engine",
+}
 
 __all__ = [
     "Appended",
@@ -52,3 +76,12 @@ __all__ = [
     "TopicConfig",
     "TopicInfo",
 ]
+
+assert sorted(_HOMES) == sorted(__all__)
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    return getattr(import_module(f"headrace.{home}"), name)

@@ -24,10 +24,12 @@ from headrace.engine.core_state import Core
 from headrace.engine.idempotency import ProducerClaim
 from headrace.engine.topic import Topic
 from headrace.engine.topic_config import TopicConfig
-from headrace.storage.block import Batch
+from headrace.storage.block import KIND_BYTES, KIND_COMMAND, KIND_JSON, KIND_MIXED, Batch
 
 _NO_OPTIONS = (None,) * 6
+_KINDS = frozenset({KIND_JSON, KIND_BYTES, KIND_COMMAND})
 _PAYLOAD_TYPES = frozenset({bytes, msgspec.Raw})
+_META_TYPES = frozenset({bytes, msgspec.Raw, type(None)})
 
 
 class Append(NamedTuple):
@@ -56,6 +58,8 @@ def check_batch(settings: Settings, batch: Batch, how: Append) -> int:
             detail={"records": count, "max": settings.records_per_append_max},
         )
     size = _check_sizes(settings, batch)
+    if batch.kind not in _KINDS or batch.kinds is not None:
+        _check_kinds(batch)
     if batch[2:] != _NO_OPTIONS:
         _check_columns(batch, settings.tag_bytes_max, settings.node_bytes_max)
     if how is not PLAIN:
@@ -74,6 +78,8 @@ def _check_sizes(settings: Settings, batch: Batch) -> int:
         return len(batch.data[0])
     sizes = list(map(len, batch.data))
     if batch.metas is not None:
+        if not set(map(type, batch.metas)) <= _META_TYPES:
+            raise InvalidRequest("meta is not bytes", fix="encode each meta first")
         metas = [0 if meta is None else len(meta) for meta in batch.metas]
         if max(metas, default=0) > settings.meta_bytes_max:
             raise InvalidRequest(
@@ -115,6 +121,27 @@ def _check_columns(batch: Batch, tag_bytes_max: int, node_bytes_max: int) -> Non
             _check_text("node", node, node_bytes_max)
     if batch.timestamps is not None:
         _check_timestamps(batch.timestamps)
+    for headers in batch.headers or ():
+        for header in headers or ():
+            _check_header(header)
+
+
+def _check_kinds(batch: Batch) -> None:
+    if batch.kind == KIND_MIXED and batch.kinds is not None:
+        kinds = set(batch.kinds) if isinstance(batch.kinds, bytes) else {-1}
+    else:
+        kinds = {batch.kind} if batch.kinds is None else {-1}
+    if not kinds <= _KINDS:
+        raise InvalidRequest(
+            f"kind {batch.kind!r} with kinds {batch.kinds!r}",
+            fix="send one of the KIND values, or KIND_MIXED and a byte for each record",
+        )
+
+
+def _check_header(header: object) -> None:
+    pair = isinstance(header, tuple) and len(header) == 2
+    if not pair or not all(isinstance(part, bytes) for part in header):  # type: ignore[attr-defined]
+        raise InvalidRequest(f"header {header!r}", fix="send a pair of bytes: name, value")
 
 
 def _check_timestamps(stamps: object) -> None:

@@ -7,6 +7,8 @@ goes backwards; it is visible to readers exactly when it is acknowledged.
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from headrace.core.errors import HeadMismatch, HeadraceError
@@ -24,7 +26,6 @@ from headrace.engine.admission import (
 from headrace.engine.core_state import Core
 from headrace.engine.idempotency import (
     Producer,
-    ProducerClaim,
     Sidecar,
     admit_producer,
     digest,
@@ -36,6 +37,8 @@ from headrace.storage.block import Batch, Block, encode_block
 from headrace.storage.frame import ENTRY_RESERVE, Reserve
 from headrace.storage.keys import KeyRow
 from headrace.storage.wal import WalShard
+
+log = logging.getLogger("headrace.append")
 
 # How far ahead of the head seqs are reserved, and over which time the rate is taken.
 RESERVE_MIN = 256
@@ -65,12 +68,14 @@ class Appender:
         self._lifecycle = lifecycle
         # Appends in flight that a second one with the same key or producer has to wait for.
         self._in_flight: dict[tuple[int, bytes | str], Ticket[Appended]] = {}
+        # What producers will have had accepted once everything in flight has landed.
+        self._claims: dict[tuple[int, str], Producer] = {}
 
     def append(self, name: str, batch: Batch, how: Append = PLAIN) -> Ticket[Appended]:
         """Stage a batch; the ticket is done when it is acknowledged."""
         core = self._core
         size = check_batch(core.settings, batch, how)
-        topic = core.by_name.get(name)
+        topic = core.find(name)
         created = topic is None
         if topic is None:
             topic = self._create(name, batch, how, size)
@@ -85,7 +90,8 @@ class Appender:
                     detail={"topic": name, "head_seq": topic.staged},
                 )
         shard = core.shard_of(topic.id)
-        core.refuse_writes(shard)
+        if not created:
+            core.refuse_writes(shard)
         check_room(core, topic, batch, size)
         pending = self._stage(topic, batch, how, ticket, created, size, shard)
         if topic.config.durability == EPHEMERAL:
@@ -116,6 +122,7 @@ class Appender:
         """Create the topic on the way, once nothing can refuse the append any more."""
         config = how.config if how.config is not None else _DEFAULT_CONFIG
         create = how.create if how.create is not None else config.auto_create
+        self._lifecycle.check_creatable(name, config, create)
         if config.discard == "reject":
             refuse_oversized(name, config, batch, size)
         check_quota(self._core, size)
@@ -129,7 +136,7 @@ class Appender:
                 fix="expect 0 of a topic that does not exist",
                 detail={"topic": name, "head_seq": 0},
             )
-        return self._lifecycle.create_for_append(name, config, create, batch.rows)
+        return self._lifecycle.create_for_append(name, config, batch.rows)
 
     def _answered_before(
         self, topic: Topic, batch: Batch, how: Append, ticket: Ticket[Appended]
@@ -155,7 +162,7 @@ class Appender:
         claim = how.producer
         if claim is None:
             return False
-        known = (topic.producers or {}).get(claim.id)
+        known = self._claims.get((topic.id, claim.id)) or (topic.producers or {}).get(claim.id)
         if admit_producer(known, claim):
             return False
         if not self._joined((topic.id, claim.id), ticket):
@@ -199,15 +206,8 @@ class Appender:
         core = self._core
         now = core.clock.now_ms()
         ts = now if now > topic.last_ts else topic.last_ts
-        topic.last_ts = ts
-        if batch.timestamps is not None:
-            topic.last_ts = max(ts, batch.timestamps[-1])
-        first = topic.staged + 1
         count = len(batch.data)
-        last = topic.staged = topic.staged + count
-        topic.staged_count += count
-        topic.staged_bytes += size
-        core.staged_bytes += size
+        last = topic.staged + count
         reserve = 0
         needs_sync = topic.needs_sync
         if not needs_sync:
@@ -217,64 +217,56 @@ class Appender:
                 needs_sync = True
             asked = topic.reserve_staged > topic.reserved
             if not asked and last + RESERVE_MIN // 2 > topic.reserved:
-                reserve = topic.reserve_staged = self._reserve(topic, last)
+                reserve = self._reserve(topic, last)
         if topic.unsettled_syncs:
             needs_sync = True
-        pending = PendingAppend(self, topic, ticket, created, size, needs_sync, shard)
-        sidecar = b""
-        if how.idempotency_key is not None or how.producer is not None or how.state is not None:
-            sidecar = self._sidecar(topic, how, pending, first, count)
-        block = encode_block(batch, topic.id, first, ts, now, reserve, sidecar)
-        pending.raw = block.raw
-        pending.block = block
-        pending.reserve = reserve
+        sidecar = b"" if how is PLAIN else _sidecar(how)
+        block = encode_block(batch, topic.id, topic.staged + 1, ts, now, reserve, sidecar)
+        # From here on nothing can fail, so the topic may change.
+        pending = PendingAppend(self, topic, ticket, created, size, needs_sync, shard, block)
+        topic.staged = last
+        topic.last_ts = max(ts, block.ts)
+        topic.staged_count += count
+        topic.staged_bytes += size
+        core.staged_bytes += size
+        if reserve:
+            topic.reserve_staged = pending.reserve = reserve
         if needs_sync:
             topic.unsettled_syncs += 1
+        if sidecar:
+            self._note_in_flight(topic, how, pending)
         return pending
 
     def _reserve(self, topic: Topic, last: int) -> int:
         """Seqs up to this one may be acknowledged once the log is synced beyond this entry."""
         now_ns = self._core.clock.monotonic_ns()
-        elapsed_ns = max(1, now_ns - topic.reserve_time_ns)
+        elapsed_ns = max(RESERVE_RATE_NS, now_ns - topic.reserve_time_ns)
         rate = (last - topic.reserve_from) * RESERVE_RATE_NS // elapsed_ns
         topic.reserve_time_ns, topic.reserve_from = now_ns, last
         return min(last + max(RESERVE_MIN, 2 * rate), seq_max)
 
-    def _sidecar(
-        self, topic: Topic, how: Append, pending: PendingAppend, first: int, count: int
-    ) -> bytes:
-        key = b""
+    def _note_in_flight(self, topic: Topic, how: Append, pending: PendingAppend) -> None:
+        block, claim = pending.block, how.producer
         if how.idempotency_key is not None:
-            key = digest(how.idempotency_key)
-            pending.key = key
-            self._in_flight[topic.id, key] = pending.ticket
-        claim = how.producer
+            pending.key = digest(how.idempotency_key)
+            self._in_flight[topic.id, pending.key] = pending.ticket
         if claim is not None:
-            if topic.producers is None:
-                topic.producers = {}
-            pending.claim = claim
-            pending.producer_before = topic.producers.get(claim.id)
-            topic.producers[claim.id] = Producer(
-                claim.epoch, claim.sequence, first, count, first + count - 1
+            pending.producer_id = claim.id
+            pending.producer = self._claims[topic.id, claim.id] = Producer(
+                claim.epoch, claim.sequence, block.first_seq, block.count, block.last_seq
             )
             self._in_flight[topic.id, claim.id] = pending.ticket
         pending.state = how.state
-        return Sidecar(
-            key,
-            claim.id if claim else "",
-            claim.epoch if claim else 0,
-            claim.sequence if claim else 0,
-            how.state,
-        ).encode()
 
     def landed(self, pending: PendingAppend) -> None:
         """Forget that an append was in flight."""
         topic_id = pending.topic.id
         if pending.key:
             self._in_flight.pop((topic_id, pending.key), None)
-        claim = pending.claim
-        if claim is not None and self._in_flight.get((topic_id, claim.id)) is pending.ticket:
-            del self._in_flight[topic_id, claim.id]
+        producer_key = (topic_id, pending.producer_id)
+        if self._in_flight.get(producer_key) is pending.ticket:
+            del self._in_flight[producer_key]
+            del self._claims[producer_key]
 
     @property
     def core(self) -> Core:
@@ -290,19 +282,16 @@ class PendingAppend:
         "_shard",
         "_size",
         "block",
-        "claim",
         "key",
         "needs_sync",
-        "producer_before",
+        "producer",
+        "producer_id",
         "raw",
         "reserve",
         "state",
         "ticket",
         "topic",
     )
-
-    raw: bytes
-    block: Block
 
     def __init__(
         self,
@@ -313,8 +302,11 @@ class PendingAppend:
         size: int,
         needs_sync: bool,
         shard: WalShard,
+        block: Block,
     ) -> None:
         self._appender = appender
+        self.block = block
+        self.raw = block.raw
         self.topic = topic
         self.ticket = ticket
         self._created = created
@@ -323,8 +315,8 @@ class PendingAppend:
         self._shard = shard
         self.reserve = 0
         self.key = b""
-        self.claim: ProducerClaim | None = None
-        self.producer_before: Producer | None = None
+        self.producer_id = ""
+        self.producer: Producer | None = None
         self.state: bytes | None = None
 
     def settle(self, error: HeadraceError | None) -> None:
@@ -348,13 +340,14 @@ class PendingAppend:
         core.total_bytes += block.bytes
         core.keep(topic, block)
         core.dirty[topic.id] = topic
-        if self.key or self.claim is not None or self.state is not None:
+        if self.raw:
+            topic.logged_to = block.last_seq
+        if self.key or self.producer is not None or self.state is not None:
             self._remember()
         config = topic.config
         if config.cap_records or config.cap_bytes:
-            retention.enforce(core, topic)
-        ticket = self.ticket
-        ticket.resolve(
+            self._evict()
+        self.ticket.resolve(
             Appended(
                 topic.name, topic.epoch, block.first_seq, block.last_seq, topic.head, block.count,
                 self._created, False, block.ts, self._shard.sync_ns if self.needs_sync else 0,
@@ -366,6 +359,13 @@ class PendingAppend:
             for wake in waiters:
                 wake()
 
+    def _evict(self) -> None:
+        """Caps are applied to what is visible now.  The append stands even if that fails."""
+        try:
+            retention.enforce(self._appender.core, self.topic)
+        except (HeadraceError, OSError) as error:
+            log.warning("%r is over its cap: %s", self.topic.name, error)
+
     def _remember(self) -> None:
         topic, block = self.topic, self.block
         if self.key:
@@ -373,26 +373,37 @@ class PendingAppend:
                 topic.id, self.key, block.first_seq, block.count, block.last_seq, block.arrived_ms
             )
             self._appender.core.keys.add(row, topic.config.idempotency_window_ms)
+        if self.producer is not None:
+            if topic.producers is None:
+                topic.producers = {}
+            topic.producers[self.producer_id] = self.producer
         if self.state is not None:
             topic.state = self.state
         self._appender.landed(self)
 
     def _fail(self, error: HeadraceError) -> None:
         """Everything staged behind this failed with it, so the seqs can be given out again."""
-        topic, claim = self.topic, self.claim
+        topic = self.topic
         topic.staged = min(topic.staged, self.block.first_seq - 1)
         if self.reserve:
             topic.reserve_staged = 0
-        if claim is not None and topic.producers is not None:
-            now = topic.producers.get(claim.id)
-            if now is not None and (now.epoch, now.sequence) >= (claim.epoch, claim.sequence):
-                if self.producer_before is None:
-                    del topic.producers[claim.id]
-                else:
-                    topic.producers[claim.id] = self.producer_before
         self._appender.landed(self)
         # Later, so that every seq of the failed batch is back before anybody tries again.
         self._appender.core.runtime.soon(lambda: self.ticket.fail(error))
 
 
 _DEFAULT_CONFIG = TopicConfig()
+
+
+def _sidecar(how: Append) -> bytes:
+    """What is committed beside the records; empty when there is nothing."""
+    claim = how.producer
+    if how.idempotency_key is None and claim is None and how.state is None:
+        return b""
+    return Sidecar(
+        b"" if how.idempotency_key is None else digest(how.idempotency_key),
+        claim.id if claim else "",
+        claim.epoch if claim else 0,
+        claim.sequence if claim else 0,
+        how.state,
+    ).encode()

@@ -23,11 +23,11 @@ from headrace.core.errors import HeadraceError
 from headrace.core.runtime import Ticket
 from headrace.engine.core_state import ControlCommit, Core
 from headrace.engine.seal import Capture, capture, sealed, unsealed, write_captures
-from headrace.engine.sealed_files import WAL_NUMBER, SealedFiles
+from headrace.engine.sealed_files import SealedFiles
 from headrace.engine.topic import Topic
 from headrace.storage.keys import KeyFileMeta, KeyRow, live_key_files, write_keys
 from headrace.storage.segment import SegmentMeta
-from headrace.storage.snapshot import SnapshotChange
+from headrace.storage.snapshot import WAL_NUMBER, SnapshotChange
 
 log = logging.getLogger("headrace.checkpoint")
 

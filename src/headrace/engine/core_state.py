@@ -78,9 +78,15 @@ class Core:
 
     # Topics
 
+    def find(self, name: str) -> Topic | None:
+        """The topic of this name, live or being created."""
+        if not isinstance(name, str):
+            raise InvalidRequest(f"topic name is {name!r}", fix="send a string")
+        return self.by_name.get(name)
+
     def topic(self, name: str) -> Topic:
         """The live topic of this name, or `TopicNotFound`."""
-        topic = self.by_name.get(name)
+        topic = self.find(name)
         if topic is None or not topic.live:
             raise TopicNotFound.named(name)
         return topic

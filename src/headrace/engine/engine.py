@@ -32,7 +32,7 @@ from headrace.engine.sealed_files import SealedFiles
 from headrace.engine.topic import Topic
 from headrace.engine.topic_config import TopicConfig, make_config
 from headrace.storage.block import KIND_BYTES, KIND_JSON, Batch
-from headrace.storage.fs import Filesystem, Lock, RealFilesystem
+from headrace.storage.fs import LOCK_PATH, Filesystem, Lock, RealFilesystem
 from headrace.storage.merge import MergePolicy
 from headrace.storage.snapshot_files import SnapshotStore
 from headrace.storage.tier import DirectoryStore, Store, Tiers, open_store
@@ -41,8 +41,6 @@ from headrace.storage.wal_file import shard_directory
 
 log = logging.getLogger("headrace.engine")
 
-LOCK_PATH = ".headrace.lock"
-OWNER_PATH = "meta/owner"
 
 # One payload: bytes as they are, or a value that is encoded as JSON.
 Payload = bytes | str | int | float | bool | None | list[object] | dict[str, object]
@@ -224,9 +222,9 @@ class Engine:
         """
         how = PLAIN
         optional = (config, create, idempotency_key, producer, expected_head_seq, state)
-        if optional != _NOTHING:
-            how = Append(None if config is None else make_config(config), *optional[1:])
         try:
+            if optional != _NOTHING:
+                how = Append(None if config is None else make_config(config), *optional[1:])
             batch = records if isinstance(records, Batch) else make_batch(records)
             return self._appender.append(name, batch, how)
         except HeadraceError as error:
@@ -239,7 +237,7 @@ class Engine:
         *,
         limit: int | None = None,
         bytes_max: int | None = None,
-        nodes: Sequence[str] = (),
+        nodes: str | Sequence[str] = (),
         epoch: int | None = None,
         from_ts: int | None = None,
         last: int | None = None,
@@ -253,7 +251,7 @@ class Engine:
             from_seq,
             settings.read_limit_default if limit is None else limit,
             settings.read_bytes_default if bytes_max is None else bytes_max,
-            nodes,
+            (nodes,) if isinstance(nodes, str) else nodes,
             epoch,
             from_ts,
             last,
@@ -270,7 +268,7 @@ class Engine:
         """Delete records below a seq, by tag (`"tag"` or `"prefix*"`), or both at once."""
 
         def run() -> Ticket[DeleteResult]:
-            parsed = TagMatch.parse(match) if isinstance(match, str) else match
+            parsed = match if isinstance(match, TagMatch | None) else TagMatch.parse(match)
             return self._deleter.delete(name, before_seq, parsed)
 
         return self._attempt(run)

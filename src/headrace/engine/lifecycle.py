@@ -59,18 +59,24 @@ class Lifecycle:
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    def create_for_append(self, name: str, config: TopicConfig, create: bool, count: int) -> Topic:
-        """The topic an append creates; it is acknowledged after the creation, in log order."""
+    def check_creatable(self, name: str, config: TopicConfig, create: bool) -> None:
+        """Whether an append may create this topic."""
         if not create:
             raise TopicNotFound.named(name)
+        check_name(name)
+        check_dead_letter(name, config)
+        self._check_topics_max()
+
+    def create_for_append(self, name: str, config: TopicConfig, count: int) -> Topic:
+        """The topic an append creates; it is acknowledged after the creation, in log order."""
         return self._create(name, config, count + RESERVE_AT_CREATE, None)
 
     def put(self, name: str, config: TopicConfig) -> Ticket[Put]:
         """Create a topic, or replace the config of the one that is there."""
         core = self._core
         ticket: Ticket[Put] = Ticket(core.runtime)
-        _check_dead_letter(name, config)
-        topic = core.by_name.get(name)
+        check_dead_letter(name, config)
+        topic = core.find(name)
         if topic is None:
             self._create(name, config, RESERVE_AT_CREATE, ticket)
         elif topic.config.type != config.type:
@@ -93,7 +99,7 @@ class Lifecycle:
         """Delete a topic with all its records; absent is not an error."""
         core = self._core
         ticket: Ticket[Deleted] = Ticket(core.runtime)
-        topic = core.by_name.get(name)
+        topic = core.find(name)
         if topic is None or not topic.live:
             ticket.resolve(Deleted(name, False))
             return ticket
@@ -139,13 +145,7 @@ class Lifecycle:
     ) -> Topic:
         core = self._core
         check_name(name)
-        topics_max = core.settings.max_topics
-        if topics_max and len(core.by_name) >= topics_max:
-            raise Throttled(
-                f"{len(core.by_name)} topics exist, the most allowed",
-                fix="delete topics, or raise HEADRACE_MAX_TOPICS",
-                detail={"limit": "max_topics", "max": topics_max},
-            )
+        self._check_topics_max()
         topic_id = core.next_topic_id
         core.refuse_writes(core.shard_of(topic_id))
         core.next_topic_id += 1
@@ -176,6 +176,15 @@ class Lifecycle:
         core.log(topic, ENTRY_TOPIC_CREATE, entry, needs_sync=True, done=done)
         return topic
 
+    def _check_topics_max(self) -> None:
+        topics, topics_max = len(self._core.by_name), self._core.settings.max_topics
+        if topics_max and topics >= topics_max:
+            raise Throttled(
+                f"{topics} topics exist, the most allowed",
+                fix="delete topics, or raise HEADRACE_MAX_TOPICS",
+                detail={"limit": "max_topics", "max": topics_max},
+            )
+
     def _reconfigure(self, topic: Topic, config: TopicConfig, ticket: Ticket[Put]) -> None:
         core = self._core
         core.refuse_writes(core.shard_of(topic.id))
@@ -201,7 +210,8 @@ class Lifecycle:
         core.log(topic, ENTRY_TOPIC_CONFIG, entry, needs_sync=True, done=done)
 
 
-def _check_dead_letter(name: str, config: TopicConfig) -> None:
+def check_dead_letter(name: str, config: TopicConfig) -> None:
+    """A dead letter topic needs a valid name, and cannot be the queue itself."""
     if config.dead_letter is None:
         return
     check_name(config.dead_letter)

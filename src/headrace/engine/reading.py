@@ -97,6 +97,7 @@ class Reader:
 
     def wait(self, name: str, after_seq: int) -> Ticket[None]:
         """A ticket that is done when `name` has a record beyond `after_seq`, or is gone."""
+        _check_number("after_seq", after_seq)
         topic = self._core.topic(name)
         ticket: Ticket[None] = Ticket(self._core.runtime)
         if topic.head > after_seq:
@@ -124,13 +125,16 @@ def _add_waiter(topic: Topic, wake: object) -> None:
 def _check(request: ReadRequest) -> None:
     for what in ("from_seq", "limit", "bytes_max", "from_ts", "last", "epoch"):
         value = getattr(request, what)
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= seq_max:
-            raise InvalidRequest(f"{what} is {value!r}", fix=f"send a number from 0 to {seq_max}")
+        if value is not None:
+            _check_number(what, value)
     starts = [request.from_seq or None, request.from_ts, request.last]
     if sum(start is not None for start in starts) > 1:
         raise InvalidRequest("more than one start", fix="send from_seq, from_ts or last")
+
+
+def _check_number(what: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= seq_max:
+        raise InvalidRequest(f"{what} is {value!r}", fix=f"send a number from 0 to {seq_max}")
 
 
 class _Collector:
@@ -172,6 +176,7 @@ class _Collector:
 
     def _add(self, rows: Rows, size: int) -> None:
         """Take rows; `size` is exact where nothing is filtered out."""
+        seen, last = len(rows), rows.seqs[-1]
         if self._filtered(rows):
             live = self._wanted(rows)
             size = 0
@@ -181,15 +186,15 @@ class _Collector:
                 rows = rows.pick(live)
                 size = _size(rows)
             else:
-                self.scanned += len(rows)
-                self.cursor = rows.seqs[-1]
+                self.scanned += seen
+                self.cursor = last
                 return
         if size > self.bytes_left and self.rows:
             self.full = True
             return
         self.rows.append(rows)
-        self.scanned += len(rows)
-        self.cursor = rows.seqs[-1]
+        self.scanned += seen
+        self.cursor = last
         self.left -= len(rows)
         self.bytes_left -= size
         self.full = self.left <= 0 or self.bytes_left <= 0
@@ -307,8 +312,9 @@ class _Walk:
             self._ticket.fail(TopicNotFound.named(topic.name))
             return
         while not collector.full:
-            collector.cursor = max(collector.cursor, topic.base)
+            # Up to the next gap only, even where everything up to beyond it is gone.
             stop = topic.read_end(collector.cursor)
+            collector.cursor = min(max(collector.cursor, topic.base), stop)
             if collector.cursor >= stop:
                 break
             oldest = topic.blocks.first
@@ -389,12 +395,11 @@ def cursor_at_ts(topic: Topic, runs: Sequence[Run], ts: int, wait: bool) -> int:
             break
         if run.last_seq > topic.base and run.max_ts >= ts:
             row = run.row_at_ts(ts, wait)
-            return run.rows(row, row + 1, wait).seqs[0] - 1
+            return max(topic.base, run.rows(row, row + 1, wait).seqs[0] - 1)
     for block in topic.blocks.from_seq(topic.base + 1):
         if block.ts < ts:
             continue
         stamps = block.timestamps(0, block.count)
-        if isinstance(stamps, int):
-            return block.first_seq - 1
-        return block.first_seq - 1 + sum(1 for stamp in stamps if stamp < ts)
+        older = 0 if isinstance(stamps, int) else sum(1 for stamp in stamps if stamp < ts)
+        return max(topic.base, block.first_seq - 1 + older)
     return topic.head

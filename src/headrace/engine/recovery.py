@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
+from headrace.core.clock import Random
 from headrace.core.errors import HeadraceError
 from headrace.engine import retention
 from headrace.engine.core_state import Core
@@ -22,7 +23,7 @@ from headrace.engine.deleting import apply_delete
 from headrace.engine.idempotency import Producer, decode_sidecar
 from headrace.engine.lifecycle import Lifecycle
 from headrace.engine.seal import capture, sealed, write_captures
-from headrace.engine.sealed_files import WAL_NUMBER, SealedFiles
+from headrace.engine.sealed_files import SealedFiles
 from headrace.engine.topic import Topic
 from headrace.engine.topic_config import decode_config
 from headrace.storage.block import ENTRY_APPEND, Block, decode_block
@@ -46,16 +47,26 @@ from headrace.storage.frame import (
     encode_control,
     entry_topic,
 )
+from headrace.storage.fs import Filesystem, read_file, write_file_durably
 from headrace.storage.keys import KeyRow, read_keys
 from headrace.storage.scan import ShardScan, scan_all
 from headrace.storage.segment_reader import Segment
-from headrace.storage.snapshot import SnapshotState, TopicState
+from headrace.storage.snapshot import WAL_NUMBER, SnapshotState, TopicState
 from headrace.storage.snapshot_files import SnapshotStore
 from headrace.storage.wal_file import discover, file_path
 
 log = logging.getLogger("headrace.recovery")
 
+IDENTITY_PATH = "meta/owner"
+
 Progress = Callable[[float], None]
+
+
+def identity_of(fs: Filesystem, random: Random) -> str:
+    """The name a data directory keeps for life: whose the cold files are."""
+    if not fs.exists(IDENTITY_PATH):
+        write_file_durably(fs, IDENTITY_PATH, [random.bytes(16).hex().encode()])
+    return read_file(fs, IDENTITY_PATH).decode("ascii")
 
 
 class Recovered(NamedTuple):
@@ -90,6 +101,8 @@ class Recovery:
             core.fs.mkdir(directory)
         loaded = self._store.load()
         snapshot = loaded.state if loaded is not None else None
+        cold_files = sum(meta.tier for meta in snapshot.files.values()) if snapshot else 0
+        core.tiers.claim(identity_of(core.fs, core.random), cold_files)
         if snapshot is not None:
             self._restore(snapshot)
         self._sweep(snapshot)
@@ -150,7 +163,8 @@ class Recovery:
         topic.trim_floor = state.trim_floor
         topic.delete_floor = state.delete_floor
         topic.base = max(topic.evict_floor, topic.delete_floor)
-        topic.head = topic.staged = topic.sealed_to = state.sealed_to
+        topic.sealed_to = topic.logged_to = state.sealed_to
+        topic.head = max(state.sealed_to, max((last for _, last in state.gaps), default=0))
         if state.holes:
             topic.holes = BitMap64.deserialize(state.holes)
         topic.gaps = [(first, last) for first, last in state.gaps]
@@ -162,7 +176,7 @@ class Recovery:
         topic.parent_id, topic.parent_to = state.parent_id, state.parent_to
         if state.producers:
             topic.producers = {k: Producer(*v) for k, v in state.producers.items()}
-        if state.head > state.sealed_to:
+        if state.head > topic.head:
             # Only records that are never stored are between the two.
             self._lose(topic, state.head)
         core.by_id[topic.id] = topic
@@ -272,7 +286,7 @@ class Recovery:
             if block.first_seq > topic.head + 1:
                 # The seqs between were of a class whose records are never stored.
                 self._lose(topic, block.first_seq - 1)
-            topic.head = topic.staged = block.last_seq
+            topic.head = topic.logged_to = block.last_seq
             topic.bytes += block.bytes
             core.total_bytes += block.bytes
             topic.last_ts = max(topic.last_ts, block.ts)

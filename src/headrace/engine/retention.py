@@ -28,7 +28,7 @@ def enforce(core: Core, topic: Topic) -> None:
     topic.drop_settled_gaps()
     if not core.is_ephemeral(topic):
         floor = Floor(topic.cap_floor, topic.ttl_floor)
-        core.log(topic, ENTRY_FLOOR, floor, needs_sync=False)
+        core.log(topic, ENTRY_FLOOR, floor, needs_sync=topic.needs_sync and expired)
         if expired:
             core.shard_of(topic.id).flush()
 

@@ -41,12 +41,13 @@ class Capture(NamedTuple):
 
 def capture(core: Core, topic: Topic) -> Capture:
     """Take everything of `topic` that is not in a file yet.  On the loop thread."""
-    ephemeral = core.is_ephemeral(topic)
-    blocks = [] if ephemeral else topic.blocks.since(max(topic.sealed_to, topic.base) + 1)
+    blocks = topic.blocks.since(max(topic.sealed_to, topic.base) + 1)
     held = topic.bytes
     sealed_to = topic.head
-    if ephemeral:
-        sealed_to = topic.sealed_to
+    if core.is_ephemeral(topic):
+        # Only what was written under another class before is ever stored.
+        sealed_to = max(topic.sealed_to, topic.logged_to)
+        blocks = [block for block in blocks if block.last_seq <= sealed_to]
         held -= topic.size_between(sealed_to + 1, topic.head, lambda: core.runs(topic))
     producers = topic.producers
     state = TopicState(
@@ -75,9 +76,11 @@ def capture(core: Core, topic: Topic) -> Capture:
         parent_to=topic.parent_to,
         last_write_ms=topic.last_write_ms,
     )
-    if not ephemeral:
-        topic.sealing_to = topic.head
-        topic.sealing_bytes, topic.unsealed_bytes = topic.unsealed_bytes, 0
+    topic.sealing_to = sealed_to
+    topic.sealing_bytes = sum(len(block.raw) for block in blocks)
+    if sealed_to == topic.head:
+        topic.sealing_bytes = topic.unsealed_bytes
+    topic.unsealed_bytes -= topic.sealing_bytes
     return Capture(topic, state, blocks, topic.base)
 
 

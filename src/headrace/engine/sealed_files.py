@@ -1,14 +1,13 @@
 """The sealed files of an engine, as the engine sees them: shown, merged, listed, at last removed.
 
 Only this file writes snapshots and unlinks what they made superfluous.  A file is removed when no
-retained snapshot lists it and nobody has pinned it; log files when every retained snapshot replays
+retained or pinned snapshot lists it; log files when every retained snapshot replays
 from after them.  `checkpoint.py` says when; the parts that touch the disk run off the loop thread.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+import re
 from typing import NamedTuple
 
 from headrace.engine.core_state import Core
@@ -19,12 +18,13 @@ from headrace.storage.merge import MergePolicy, plan
 from headrace.storage.merge_run import run_merge
 from headrace.storage.segment import SegmentMeta
 from headrace.storage.segment_reader import Segment
-from headrace.storage.snapshot import SnapshotChange
+from headrace.storage.snapshot import WAL_NUMBER, SnapshotChange
 from headrace.storage.snapshot_files import SnapshotStore
 from headrace.storage.tier import relocation_plan
 from headrace.storage.wal_file import removable
 
-WAL_NUMBER = "wal_number"  # key of SnapshotChange.extra
+# Copies that a repair keeps have longer names, and are not ours to remove.
+_KEY_FILE = re.compile(r"keys-(\d{16})\.bin(\.tmp)?")
 
 
 class Merged(NamedTuple):
@@ -39,7 +39,7 @@ class SealedFiles:
 
     def __init__(self, core: Core, store: SnapshotStore, policy: MergePolicy) -> None:
         self._core = core
-        self._store = store
+        self.snapshots = store
         self.policy = policy
         self._stats = LiveStats()
         self._liveness: dict[int, TopicLiveness] = {}
@@ -47,7 +47,6 @@ class SealedFiles:
         self._changed: dict[int, SegmentMeta] = {}
         self._removed: set[int] = set()
         self._unlisted: list[SegmentMeta] = []  # replaced; unlinked once nothing needs them
-        self._pins: Counter[int] = Counter()
         self.key_files: list[KeyFileMeta] = []
         self.merges_total = 0
         self.bytes_total = 0
@@ -105,29 +104,29 @@ class SealedFiles:
         """Off the loop: the snapshot, then everything that only it made superfluous."""
         change.files = dict(self._changed)
         change.files_removed = set(self._removed)
-        self._store.write(change)
+        self.snapshots.write(change)
         for file_id in change.files:
             self._changed.pop(file_id, None)
         self._removed -= change.files_removed
-        self._store.prune(keep=1 if change.clean else 2)
+        self.snapshots.prune(keep=1 if change.clean else 2)
         self._remove_unneeded(change)
 
     def _remove_unneeded(self, change: SnapshotChange) -> None:
         core = self._core
         newest = int.from_bytes(change.extra[WAL_NUMBER], "little")
         oldest, self._wal_number = newest if change.clean else self._wal_number, newest
-        for path in removable(core.fs, self._store.replay_positions(), oldest):
+        for path in removable(core.fs, self.snapshots.replay_positions(), oldest):
             core.fs.unlink(path)
-        retained = self._store.retained_files()
+        retained = self.snapshots.retained_files()
         waiting = self._unlisted
-        retained |= set(self._pins)
         self._unlisted = [meta for meta in waiting if meta.file_id in retained]
         for meta in waiting:
             if meta.file_id not in retained:
                 core.tiers.delete(meta)
-        keys = self._store.retained_key_files()
+        keys = self.snapshots.retained_key_files()
         for name in core.fs.listdir("meta"):
-            if name.startswith("keys-") and name[5:21].isdigit() and int(name[5:21]) not in keys:
+            match = _KEY_FILE.fullmatch(name)
+            if match is not None and int(match[1]) not in keys:
                 core.fs.unlink(f"meta/{name}")
 
     def relocatable(self) -> list[SegmentMeta]:
@@ -147,13 +146,3 @@ class SealedFiles:
         core.catalog.remove(meta.file_id)
         core.catalog.add(Segment(meta, core.tiers.open(meta), core.cache))
         self._changed[meta.file_id] = meta
-
-    # Pins
-
-    def pin(self, file_ids: Iterable[int]) -> None:
-        """Keep these files on disk, listed or not, until as many `unpin` calls."""
-        self._pins.update(file_ids)
-
-    def unpin(self, file_ids: Iterable[int]) -> None:
-        self._pins.subtract(file_ids)
-        self._pins = +self._pins

@@ -56,6 +56,7 @@ class Topic:
         "last_ts",
         "last_write_ms",
         "live",
+        "logged_to",
         "name",
         "needs_sync",
         "parent_id",
@@ -100,6 +101,7 @@ class Topic:
         self.gaps: list[tuple[int, int]] = []
         self.bytes = 0
         self.sealed_to = 0  # records up to here are in files
+        self.logged_to = 0  # the last record that is in the log or in a file
         self.sealing_to = 0  # up to here they are on their way there; 0 when none is
         self.sealing_bytes = 0
         self.unsealed_bytes = 0  # log bytes of blocks in memory that are neither
@@ -222,13 +224,13 @@ class Topic:
 
     def add_gap(self, first: int, last: int) -> None:
         """A crash took these seqs: nothing was ever stored under them."""
-        assert self.head < last and first <= last, (self.head, first, last)
-        if (first, last) in self.gaps:
-            return
+        assert self.head < first <= last, (self.head, first, last)
         self.head = self.staged = last
         holes = self.holes if self.holes is not None else BitMap64()
         holes.add_range(first, last + 1)
         self.holes = holes
+        if self.gaps and self.gaps[-1][1] + 1 == first:
+            first = self.gaps.pop()[0]
         self.gaps.append((first, last))
         self._skip_holes()
 

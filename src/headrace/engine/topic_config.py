@@ -15,6 +15,9 @@ from headrace.core.errors import InvalidRequest
 
 Durability = Literal["ephemeral", "memory", "disk", "fsync"]
 
+U64_MAX: Final = (1 << 64) - 1
+I32_MAX: Final = (1 << 31) - 1
+
 EPHEMERAL: Final = "ephemeral"
 MEMORY: Final = "memory"
 DISK: Final = "disk"
@@ -50,11 +53,16 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for field in _UNSIGNED:
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise InvalidRequest(
-                    f"{field} is {value!r}", fix="send a whole number of 0 or more"
-                )
+            self._check(field, _is_whole(getattr(self, field), 0, U64_MAX), "0 to 2^64-1")
+        for field in _FLAGS:
+            self._check(field, isinstance(getattr(self, field), bool), "true or false")
+        for field, allowed in _CHOICES.items():
+            self._check(field, getattr(self, field) in allowed, f"one of {allowed}")
+        self._check("durable", self.durable in (None, True, False), "true or false")
+        whole = self.priority is None or _is_whole(self.priority, -I32_MAX - 1, I32_MAX)
+        self._check("priority", whole, "a whole number of 32 bits")
+        text = self.dead_letter is None or isinstance(self.dead_letter, str)
+        self._check("dead_letter", text, "a topic name")
         force = msgspec.structs.force_setattr
         durability = self.durability or (FSYNC if self.durable else DISK)
         force(self, "durability", durability)
@@ -62,6 +70,10 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
         lease_ms = min(max(self.lease_ms, limits.lease_ms_min), limits.lease_ms_max)
         force(self, "lease_ms", lease_ms)
         force(self, "claim_jitter_ms", min(self.claim_jitter_ms, limits.claim_jitter_ms_max))
+
+    def _check(self, field: str, right: bool, wanted: str) -> None:
+        if not right:
+            raise InvalidRequest(f"{field} is {getattr(self, field)!r}", fix=f"send {wanted}")
 
     def encode(self) -> bytes:
         """As JSON, every field in it: what is stored, and what an answer echoes."""
@@ -77,6 +89,18 @@ _UNSIGNED: Final = (
     "claim_jitter_ms",
     "max_deliveries",
 )
+
+
+_FLAGS: Final = ("auto_priority", "auto_create", "dedupe_node", "leases_durable")
+_CHOICES: Final[dict[str, tuple[str | None, ...]]] = {
+    "type": ("log", "queue"),
+    "discard": ("old", "reject"),
+    "durability": (None, EPHEMERAL, MEMORY, DISK, FSYNC),
+}
+
+
+def _is_whole(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def decode_config(data: bytes) -> TopicConfig:

@@ -21,7 +21,7 @@ Buffer = bytes | bytearray | memoryview
 
 # Linux refuses more than 1,024 buffers in one vectored call.
 BUFFERS_PER_CALL_MAX = 1024
-READ_CHUNK_BYTES = 1 << 20
+LOCK_PATH = ".headrace.lock"  # of a data directory: held by the process that has it open
 
 
 class File(Protocol):

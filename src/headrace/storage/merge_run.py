@@ -28,7 +28,7 @@ from headrace.storage.fs import Filesystem
 from headrace.storage.merge import MergeJob, MergePolicy, order_of
 from headrace.storage.segment import FLAG_DENSE, FLAG_TAGS, TAG_ORDER, SegmentMeta
 from headrace.storage.segment_reader import Segment
-from headrace.storage.segment_writer import FIXED_ROW_BYTES, SegmentWriter
+from headrace.storage.segment_writer import FIXED_ROW_BYTES, ROW_GROUP_BYTES, SegmentWriter
 
 # Rows of several topics are sorted together in portions of about this many payload bytes.
 PORTION_BYTES_MAX = 8 * 1024 * 1024
@@ -330,6 +330,7 @@ class _Outputs:
             payload_bytes_hint=self._payload_bytes_max,
             rows_hint=self._rows_max,
             topics_hint=self._topics_max,
+            group_bytes=ROW_GROUP_BYTES,
         )
 
     def finish(self) -> list[SegmentMeta]:

@@ -50,7 +50,7 @@ class ShardScan:
     useless: list[str] = field(default_factory=list)  # files that can be unlinked
 
 
-class _Window:
+class Window:
     """A bounded view of a file: bytes at any offset, read a window at a time."""
 
     def __init__(self, file: File, window_bytes: int) -> None:
@@ -105,7 +105,7 @@ class ShardScanner:
         path = file_path(self.result.directory, number)
         file = self._fs.open_read(path)
         try:
-            self._scan(path, _Window(file, self._window_bytes))
+            self._scan(path, Window(file, self._window_bytes))
         finally:
             file.close()
 
@@ -121,7 +121,7 @@ class ShardScanner:
             self.result.end = self._expected
         return self.result
 
-    def _scan(self, path: str, window: _Window) -> None:
+    def _scan(self, path: str, window: Window) -> None:
         header = decode_file_header(window.get(0, PAGE_BYTES), self._fs.describe(path))
         first = decode_batch_header(window.get(PAGE_BYTES, BATCH_HEADER_BYTES), 0)
         usable = header is not None and first is not None and first.salt == header.salt
@@ -149,7 +149,7 @@ class ShardScanner:
             self._bad = self._bad or f"{path} at offset {end}"
             self.result.bytes_dropped += window.size - end
 
-    def _batches(self, path: str, window: _Window, header: FileHeader, base: int) -> int:
+    def _batches(self, path: str, window: Window, header: FileHeader, base: int) -> int:
         """Deliver whole batches; return the offset where they end."""
         end, ordinal = PAGE_BYTES, 0
         while True:
@@ -170,7 +170,7 @@ class ShardScanner:
             end = offset + BATCH_HEADER_BYTES + batch.body_bytes
 
     def _next_batch(
-        self, window: _Window, salt: int, base: int, end: int, ordinal: int
+        self, window: Window, salt: int, base: int, end: int, ordinal: int
     ) -> tuple[int, BatchHeader] | None:
         """The batch after `end`: right there, or at the start of the next page."""
         for offset in (end, end + -end % PAGE_BYTES):
@@ -184,7 +184,7 @@ class ShardScanner:
                 return offset, batch
         return None
 
-    def _torn(self, window: _Window, end: int) -> bool:
+    def _torn(self, window: Window, end: int) -> bool:
         """Whether anything but zeros follows the last whole batch."""
         while end < window.size:
             chunk = window.get(end, min(self._window_bytes, window.size - end))
@@ -194,13 +194,13 @@ class ShardScanner:
         return False
 
     def _refuse_if_promised(
-        self, path: str, window: _Window, offset: int, position: int | None
+        self, path: str, window: Window, offset: int, position: int | None
     ) -> None:
         """Raise if any later header of this file says `position` was already durable.
 
         With no position known (the first file of a log), the file's own first page is meant.
         """
-        for at, batch in _headers_after(window, offset):
+        for at, batch in headers_after(window, offset):
             own_base = batch.position - at
             limit = position if position is not None else own_base + PAGE_BYTES
             if own_base >= 0 and batch.durable > limit:
@@ -226,7 +226,7 @@ class ShardScanner:
         )
 
 
-def _headers_after(window: _Window, offset: int) -> Iterator[tuple[int, BatchHeader]]:
+def headers_after(window: Window, offset: int) -> Iterator[tuple[int, BatchHeader]]:
     """Every header with a right hash from `offset` on, in order."""
     at = offset - offset % 8
     while at < window.size:

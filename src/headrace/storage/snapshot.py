@@ -49,6 +49,8 @@ assert (HEADER_BYTES, CHUNK_HEADER_BYTES, TRAILER_BYTES) == (64, 24, 16)
 CHUNK_ENTRIES_MAX = 1000
 CHUNK_BYTES_TARGET = 1 << 20
 
+WAL_NUMBER = "wal_number"  # in `extra`: log files of other directories count from this number
+
 Blob = bytes  # TopicState has a field named `bytes`, which hides the type inside that class
 K = TypeVar("K")
 V = TypeVar("V")

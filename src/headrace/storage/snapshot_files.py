@@ -134,6 +134,7 @@ class SnapshotStore:
         # would then be the newest: what it lists is kept until the name is known to be gone.
         self._doubtful: dict[int, Retained] = {}
         self._full_next = False
+        self._pinned: list[Retained] = []
 
     @property
     def latest(self) -> SnapshotState:
@@ -213,7 +214,7 @@ class SnapshotStore:
         if not self._retained:
             return []
         retained = self._retained[-keep:]
-        needed = frozenset().union(*(one.chain for one in retained))
+        needed = frozenset().union(*(one.chain for one in (*retained, *self._pinned)))
         removed = []
         for name in self._fs.listdir(META_DIR):
             match = _NAME.fullmatch(name)
@@ -237,7 +238,18 @@ class SnapshotStore:
         return 2 * sum(link.size for link in self._links[1:]) > self._links[0].size
 
     def _needed(self) -> Iterable[Retained]:
-        return [*self._retained, *self._doubtful.values()]
+        return [*self._retained, *self._doubtful.values(), *self._pinned]
+
+    def pin(self) -> Retained:
+        """Keep what the newest snapshot needs, whatever is written later, until `unpin`."""
+        assert self._retained, "nothing to pin: write a snapshot first"
+        pinned = self._retained[-1]
+        self._pinned.append(pinned)
+        return pinned
+
+    def unpin(self, pinned: Retained) -> None:
+        """Let go of one pin."""
+        self._pinned.remove(pinned)
 
     def _write_file(self, number: int, base: Link | None, body: Body) -> Link:
         fs = self._fs

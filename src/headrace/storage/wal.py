@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from headrace.core.clock import Random
@@ -200,20 +200,14 @@ class WalShard:
         self._pending_now = False
         self.pending_bytes = 0
         failure, done = self._write(commits)
-        waiting = []
-        for commit in commits[:done]:
-            if commit.needs_sync:
-                waiting.append(commit)
-            else:
-                commit.settle(None)
+        waiting = [commit for commit in commits[:done] if commit.needs_sync]
+        _settle((commit for commit in commits[:done] if not commit.needs_sync), None)
         if waiting and self._poison is None:
             self._waiting.append((self.written, waiting))
         elif waiting:
-            for commit in waiting:
-                commit.settle(_unknown_outcome(self._poison or OSError()))
-        for commit in commits[done:]:
-            assert failure is not None
-            commit.settle(failure)
+            _settle(waiting, _unknown_outcome(self._poison or OSError()))
+        if failure is not None:
+            _settle(commits[done:], failure)
         if done:
             self._want_sync(urgent=bool(self._waiting))
             self.after_settling()
@@ -387,8 +381,7 @@ class WalShard:
         self.durable = max(self.durable, target)
         self._forget_synced(files)
         while self._waiting and self._waiting[0][0] <= self.durable:
-            for commit in self._waiting.popleft()[1]:
-                commit.settle(None)
+            _settle(self._waiting.popleft()[1], None)
         self.after_settling()
         if self._closed:
             return
@@ -428,12 +421,22 @@ class WalShard:
         self._poison = error
         waiting, self._waiting = self._waiting, deque()
         for _, commits in waiting:
-            for commit in commits:
-                commit.settle(_unknown_outcome(error))
+            _settle(commits, _unknown_outcome(error))
         pending, self._pending = self._pending, []
         self.pending_bytes = 0
-        for commit in pending:
-            commit.settle(self.refusal())
+        _settle(pending, self.refusal())
+
+
+def _settle(commits: Iterable[Commit], error: HeadraceError | None) -> None:
+    """Settle all of them, whatever one of them raises."""
+    failure: Exception | None = None
+    for commit in commits:
+        try:
+            commit.settle(error)
+        except Exception as raised:  # noqa: BLE001 - the others must hear; raised again below
+            failure = failure or raised
+    if failure is not None:
+        raise failure
 
 
 def _nothing() -> None:

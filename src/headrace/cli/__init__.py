@@ -1,0 +1,1 @@
+"""The `headrace` command: parses arguments, calls the layers below, prints text or JSON."""

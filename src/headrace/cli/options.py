@@ -1,0 +1,70 @@
+"""What the verbs of the command line share: the table row, settings as flags, output.
+
+Cheap to import: a verb's own module imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from headrace.core import config
+from headrace.core.errors import ConfigError
+from headrace.storage.fs import RealFilesystem, read_file
+
+
+class Verb(NamedTuple):
+    """One command: `words` are what is typed, `run` returns the exit code."""
+
+    words: tuple[str, ...]
+    summary: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """A flag for each setting, and `--config`; `settings_of` reads them."""
+    group = parser.add_argument_group("settings", "each is also a HEADRACE_* variable")
+    group.add_argument("--config", metavar="FILE", help="a TOML file of settings")
+    for name, rule in config.RULES.items():
+        group.add_argument(
+            config.flag_of(name),
+            dest=f"setting_{name}",
+            metavar=rule.kind.upper(),
+            help=f"{rule.doc} (default: {config.show_value(name, config.DEFAULTS[name])})",
+        )
+
+
+def settings_of(options: argparse.Namespace) -> config.Configuration:
+    """The settings of a verb whose arguments came from `add_settings`."""
+    flags = {
+        name: value
+        for name in config.RULES
+        if (value := getattr(options, f"setting_{name}")) is not None
+    }
+    return config.load(flags, os.environ, _config_file(options.config))
+
+
+def _config_file(path: str | None) -> tuple[str, str] | None:
+    if path is None:
+        return None
+    directory, name = os.path.split(path)
+    try:
+        return path, read_file(RealFilesystem(directory), name).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", fix="name a TOML file") from None
+
+
+def print_json(document: object) -> None:
+    """One JSON document, on one line."""
+    print(json.dumps(document, ensure_ascii=False))
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Columns wide enough for their widest cell; the first row is the heading."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,1 @@
+"""The serving layer: sockets, connections and what travels on them, which nothing else has."""
