@@ -349,7 +349,11 @@ class LoopRuntime(ThreadRuntime):
         self._turn_asked = False
         ready = self._ready
         for _ in range(len(ready)):
-            ready.popleft()()
+            try:
+                ready.popleft()()
+            except Exception as error:  # noqa: BLE001 - the loop's handler hears, the turn goes on
+                context = {"message": "a step of the engine failed", "exception": error}
+                self._loop.call_exception_handler(context)
 
     def wait(self, ticket: Ticket[T]) -> None:
         raise RuntimeError("inside an event loop: `await` the ticket instead of `.result()`")

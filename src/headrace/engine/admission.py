@@ -139,8 +139,8 @@ def _check_kinds(batch: Batch) -> None:
 
 
 def _check_header(header: object) -> None:
-    pair = isinstance(header, tuple) and len(header) == 2
-    if not pair or not all(isinstance(part, bytes) for part in header):  # type: ignore[attr-defined]
+    parts = header if isinstance(header, tuple) else ()
+    if len(parts) != 2 or not all(isinstance(part, bytes) for part in parts):
         raise InvalidRequest(f"header {header!r}", fix="send a pair of bytes: name, value")
 
 

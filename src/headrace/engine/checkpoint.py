@@ -26,7 +26,7 @@ from headrace.engine.seal import Capture, capture, sealed, unsealed, write_captu
 from headrace.engine.sealed_files import SealedFiles
 from headrace.engine.topic import Topic
 from headrace.storage.keys import KeyFileMeta, KeyRow, live_key_files, write_keys
-from headrace.storage.segment import SegmentMeta
+from headrace.storage.segment_reader import Segment
 from headrace.storage.snapshot import WAL_NUMBER, SnapshotChange
 
 log = logging.getLogger("headrace.checkpoint")
@@ -242,9 +242,10 @@ class _Checkpoint:
 
     # 3. Files
 
-    def write(self) -> list[SegmentMeta]:
+    def write(self) -> list[Segment]:
+        """Off the loop: the captures as files, open for reading."""
         core = self._core
-        return write_captures(
+        metas = write_captures(
             core.fs,
             self._captures,
             self._files.next_file_id,
@@ -252,6 +253,7 @@ class _Checkpoint:
             self._files.policy,
             core.total_bytes // self._files.policy.own_topics_max,
         )
+        return self._files.open_new(metas)
 
     def _written(self, value: object, error: BaseException | None) -> None:
         if error is not None:
@@ -264,10 +266,10 @@ class _Checkpoint:
         files = self._files
         self._core.runtime.submit(LANE, lambda: files.merge(segments, created_ms), self._merged)
 
-    def adopt(self, metas: list[SegmentMeta]) -> None:
+    def adopt(self, segments: list[Segment]) -> None:
         """Readers see the new files; the blocks may leave memory."""
-        for meta in metas:
-            self._files.add_file(meta)
+        for segment in segments:
+            self._files.add_file(segment)
         for captured in self._captures:
             sealed(self._core, captured)
 
@@ -282,8 +284,8 @@ class _Checkpoint:
             for merged in value:
                 for file_id in merged.inputs:
                     self._files.drop_file(file_id)
-                for meta in merged.outputs:
-                    self._files.add_file(meta)
+                for segment in merged.outputs:
+                    self._files.add_file(segment)
         self._core.runtime.submit(LANE, self._snapshot_job, self._snapshotted)
 
     # 5. Snapshot
@@ -332,9 +334,9 @@ class _Checkpoint:
         if not movable:
             self._end(None)
             return
-        tiers = self._core.tiers
+        tiers, files = self._core.tiers, self._files
         self._core.runtime.submit(
-            LANE, lambda: [tiers.relocate(meta) for meta in movable], self._relocated
+            LANE, lambda: [files.open(tiers.relocate(meta)) for meta in movable], self._relocated
         )
 
     # 6. The cold tier
@@ -345,9 +347,9 @@ class _Checkpoint:
             self._end(None)
             return
         assert isinstance(value, list)
-        for meta in value:
-            self._files.flip_to_cold(meta)
-        moved: list[SegmentMeta] = value
+        for segment in value:
+            self._files.flip_to_cold(segment)
+        moved = [segment.meta for segment in value]
 
         def flip() -> None:
             self._captures = []

@@ -188,8 +188,9 @@ class Lifecycle:
     def _reconfigure(self, topic: Topic, config: TopicConfig, ticket: Ticket[Put]) -> None:
         core = self._core
         core.refuse_writes(core.shard_of(topic.id))
+        # What the old config took stays gone, whatever the new one would have kept.
+        retention.enforce(core, topic)
         if topic.cap_floor or topic.ttl_floor:
-            # What the old config took stays gone, whatever the new one would have kept.
             floor = Floor(topic.cap_floor, topic.ttl_floor)
             core.log(topic, ENTRY_FLOOR, floor, needs_sync=False)
         reserved_to = max(topic.reserved, topic.staged + RESERVE_AT_CREATE)

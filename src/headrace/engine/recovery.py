@@ -368,8 +368,8 @@ class Recovery:
             core.fs, captures, files.next_file_id, core.clock.now_ms(),
             files.policy, core.total_bytes // files.policy.own_topics_max,
         )  # fmt: skip
-        for meta in metas:
-            files.add_file(meta)
+        for segment in files.open_new(metas):
+            files.add_file(segment)
         for captured in captures:
             sealed(core, captured)
             core.forget_blocks(captured.topic)

@@ -7,14 +7,16 @@ from after them.  `checkpoint.py` says when; the parts that touch the disk run o
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import NamedTuple
 
+from headrace.core.errors import CorruptionError
 from headrace.engine.core_state import Core
 from headrace.engine.topic import Topic
 from headrace.storage.catalog import LiveStats, TopicLiveness
 from headrace.storage.keys import KeyFileMeta
-from headrace.storage.merge import MergePolicy, plan
+from headrace.storage.merge import MergeJob, MergePolicy, plan
 from headrace.storage.merge_run import run_merge
 from headrace.storage.segment import SegmentMeta
 from headrace.storage.segment_reader import Segment
@@ -22,6 +24,8 @@ from headrace.storage.snapshot import WAL_NUMBER, SnapshotChange
 from headrace.storage.snapshot_files import SnapshotStore
 from headrace.storage.tier import relocation_plan
 from headrace.storage.wal_file import removable
+
+log = logging.getLogger("headrace.files")
 
 # Copies that a repair keeps have longer names, and are not ours to remove.
 _KEY_FILE = re.compile(r"keys-(\d{16})\.bin(\.tmp)?")
@@ -31,7 +35,7 @@ class Merged(NamedTuple):
     """Files that replace others."""
 
     inputs: list[int]
-    outputs: list[SegmentMeta]
+    outputs: list[Segment]
 
 
 class SealedFiles:
@@ -48,6 +52,7 @@ class SealedFiles:
         self._removed: set[int] = set()
         self._unlisted: list[SegmentMeta] = []  # replaced; unlinked once nothing needs them
         self.key_files: list[KeyFileMeta] = []
+        self._damaged: set[int] = set()  # files that could not be merged
         self.merges_total = 0
         self.bytes_total = 0
 
@@ -60,12 +65,24 @@ class SealedFiles:
     def note_removed(self, topic_id: int) -> None:
         self._liveness.pop(topic_id, None)
 
-    def add_file(self, meta: SegmentMeta) -> None:
+    def open(self, meta: SegmentMeta) -> Segment:
+        """Open a file that was just written, off the loop thread; what can fail, fails here."""
+        return Segment(meta, self._core.tiers.open(meta), self._core.cache)
+
+    def open_new(self, metas: list[SegmentMeta]) -> list[Segment]:
+        """Open all of them, or remove them all."""
+        try:
+            return [self.open(meta) for meta in metas]
+        except BaseException:
+            for meta in metas:
+                self._core.tiers.delete(meta)
+            raise
+
+    def add_file(self, segment: Segment) -> None:
         """Let readers see a new file."""
-        core = self._core
-        core.catalog.add(Segment(meta, core.tiers.open(meta), core.cache))
-        self._changed[meta.file_id] = meta
-        self.bytes_total += meta.size
+        self._core.catalog.add(segment)
+        self._changed[segment.meta.file_id] = segment.meta
+        self.bytes_total += segment.meta.size
 
     def drop_file(self, file_id: int) -> None:
         """Take a file from readers; it is unlinked when no snapshot lists it."""
@@ -80,25 +97,33 @@ class SealedFiles:
         return file_id
 
     def merge(self, segments: list[Segment], created_ms: int) -> list[Merged]:
-        """Off the loop: do what the plan says."""
+        """Off the loop: do what the plan says, as far as it goes."""
         merged: list[Merged] = []
         by_id = {segment.meta.file_id: segment for segment in segments}
         files = self._stats.count(segments, self._liveness)
-        for job in plan(files, self.policy):
-            outputs = run_merge(
-                self._core.fs,
-                job,
-                [by_id[file_id] for file_id in job.inputs],
-                self._liveness,
-                self.next_file_id,
-                created_ms,
-                self.policy,
-            )
+        for job in plan(files, self.policy, self._damaged):
+            inputs = [by_id[file_id] for file_id in job.inputs]
+            try:
+                outputs = self._merge_one(job, inputs, created_ms)
+            except CorruptionError as error:
+                # Left alone from now on, so that the other files are still merged.
+                log.error("a file cannot be merged: %s", error)
+                self._damaged.update(job.inputs)
+                continue
+            except OSError as error:
+                log.warning("merging stopped, its inputs are kept: %s", error)
+                break
             merged.append(Merged(list(job.inputs), outputs))
         if any(one.outputs for one in merged):
             self._core.fs.sync_dir("segments")
         self.merges_total += len(merged)
         return merged
+
+    def _merge_one(self, job: MergeJob, inputs: list[Segment], created_ms: int) -> list[Segment]:
+        metas = run_merge(
+            self._core.fs, job, inputs, self._liveness, self.next_file_id, created_ms, self.policy
+        )
+        return self.open_new(metas)
 
     def write_snapshot(self, change: SnapshotChange) -> None:
         """Off the loop: the snapshot, then everything that only it made superfluous."""
@@ -140,9 +165,9 @@ class SealedFiles:
             self.policy,
         )
 
-    def flip_to_cold(self, meta: SegmentMeta) -> None:
+    def flip_to_cold(self, segment: Segment) -> None:
         """The cold copy is whole: point there from the next snapshot on."""
-        core = self._core
-        core.catalog.remove(meta.file_id)
-        core.catalog.add(Segment(meta, core.tiers.open(meta), core.cache))
+        meta = segment.meta
+        self._core.catalog.remove(meta.file_id)
+        self._core.catalog.add(segment)
         self._changed[meta.file_id] = meta

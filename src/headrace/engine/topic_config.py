@@ -6,6 +6,7 @@ it.  `durability` is always resolved here, so that nothing else has to know the 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, Literal
 
 import msgspec
@@ -103,6 +104,8 @@ def _is_whole(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
+# Topics mostly share a few configs, and recovery decodes one for each topic.
+@lru_cache(maxsize=1024)
 def decode_config(data: bytes) -> TopicConfig:
     """A config from JSON; an ill-typed field is an `InvalidRequest` that names it.
 

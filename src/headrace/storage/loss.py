@@ -70,19 +70,21 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
     return found
 
 
-def ranges_of(seqs: BitMap64) -> list[Range]:
+def ranges_of(seqs: BitMap64) -> Iterator[Range]:
     """Maximal runs of consecutive seqs.
 
-    >>> ranges_of(BitMap64([1, 2, 3, 7]))
+    >>> list(ranges_of(BitMap64([1, 2, 3, 7])))
     [(1, 3), (7, 7)]
     """
-    found: list[Range] = []
+    first = last = -1
     for seq in seqs:
-        if found and found[-1][1] + 1 == seq:
-            found[-1] = (found[-1][0], seq)
-        else:
-            found.append((seq, seq))
-    return found
+        if seq != last + 1 or first < 0:
+            if first >= 0:
+                yield first, last
+            first = seq
+        last = seq
+    if first >= 0:
+        yield first, last
 
 
 def base_of(state: TopicState) -> int:
@@ -107,7 +109,8 @@ def live_ranges(state: TopicState, first: int, last: int) -> Iterator[Range]:
     if first > last:
         return
     dead = holes_of(state)
-    dead &= BitMap64(range(first, last + 1))
+    dead.remove_range(0, first)
+    dead.remove_range(last + 1, max(state.head, last) + 2)
     for a, b in ranges_of(dead):
         if first < a:
             yield first, a - 1
@@ -174,8 +177,8 @@ class Guess(NamedTuple):
     """What a damaged stretch of log held, when every length in it still adds up."""
 
     last_seqs: dict[int, int]  # topic id -> last seq
-    deletes: int
-    topics: int  # created or deleted
+    created: set[int]
+    deletes: int  # of records or of topics
 
 
 class LogHeads:
@@ -241,8 +244,9 @@ class LogHeads:
         if guess is not None:
             self.deletes_undone += guess.deletes
             for topic_id, last in guess.last_seqs.items():
-                self._doubt(topic_id, stretch, last)
-            self.topic_id_max += guess.topics
+                if topic_id in self._heads:
+                    self._doubt(topic_id, stretch, last)
+            self.topic_id_max = max(self.topic_id_max, *guess.created, 0)
             return
         self.deletes_undone = -1 if length > BATCH_HEADER_BYTES else self.deletes_undone
         self.topic_id_max += length // CREATE_BYTES_MIN
@@ -262,8 +266,8 @@ class LogHeads:
 
     def guess(self, stored: bytes) -> Guess | None:
         """What the stretch held; None as soon as anything in it does not add up."""
-        last_seqs: dict[int, int] = {}
-        deletes = topics = at = 0
+        found = Guess({}, set(), 0)
+        deletes = at = 0
         while at < len(stored):
             if not any(stored[at : at + 8]):
                 at += 8
@@ -274,19 +278,16 @@ class LogHeads:
             at += BATCH_HEADER_BYTES
             end = at + body_bytes
             for _ in range(entries):
-                kind, length = self._guess_entry(stored, at, end, last_seqs)
+                kind, length = self._guess_entry(stored, at, end, found)
                 if not kind:
                     return None
-                deletes += kind == ENTRY_RECORDS_DELETE
-                topics += kind in (ENTRY_TOPIC_CREATE, ENTRY_TOPIC_DELETE)
+                deletes += kind in (ENTRY_RECORDS_DELETE, ENTRY_TOPIC_DELETE)
                 at += length
             if at != end:
                 return None
-        return Guess(last_seqs, deletes, topics)
+        return found._replace(deletes=deletes)
 
-    def _guess_entry(
-        self, stored: bytes, at: int, end: int, last_seqs: dict[int, int]
-    ) -> tuple[int, int]:
+    def _guess_entry(self, stored: bytes, at: int, end: int, found: Guess) -> tuple[int, int]:
         """(kind, length) of the entry at `at`, kind 0 when it cannot be one."""
         if at + 24 > min(end, len(stored)):
             return 0, 0
@@ -294,19 +295,20 @@ class LogHeads:
         topic_id = int.from_bytes(stored[at + 8 : at + 16], "little")
         if kind not in ENTRY_TYPES or length % 8 or not 24 <= length <= end - at:
             return 0, 0
-        if kind == ENTRY_TOPIC_CREATE:
+        if kind == ENTRY_TOPIC_CREATE and topic_id == self.topic_id_max + len(found.created) + 1:
+            found.created.add(topic_id)
             return kind, length
-        if topic_id not in self._heads:
+        if topic_id not in self._heads and topic_id not in found.created:
             return 0, 0
         if kind == ENTRY_APPEND:
             if length < APPEND.size:
                 return 0, 0
             fields = APPEND.unpack_from(stored, at)
             first, count = fields[5], fields[9]
-            head = last_seqs.get(topic_id, self._heads[topic_id])
+            head = found.last_seqs.get(topic_id, self._heads.get(topic_id, 0))
             if first != head + 1 or not 0 < count <= length // RECORD_BYTES_MIN:
                 return 0, 0
-            last_seqs[topic_id] = first + count - 1
+            found.last_seqs[topic_id] = first + count - 1
         return kind, length
 
     def finish(self) -> list[list[Lost]]:

@@ -68,7 +68,7 @@ class LogFile(NamedTuple):
     number: int
     size: int
     header: FileHeader | None
-    base: int | None  # position of its first byte; None when it holds no whole batch
+    base: int | None  # position of its first byte; None when it holds no batch header
     end: int  # position after its last whole batch
     batches: int
 
@@ -106,11 +106,8 @@ def survey(
     for item in walk_shard(fs, directory, numbers, start, found, on_bytes):
         if isinstance(item, Damage):
             found.damages.append(item)
-        elif isinstance(item, Tail):
-            if item.torn_bytes:
-                found.tails.append(item)
-        else:
-            found.durable = max(found.durable, item.header.durable)
+        elif isinstance(item, Tail) and item.torn_bytes:
+            found.tails.append(item)
     return found
 
 
@@ -140,6 +137,7 @@ def walk_shard(
             yield from walk.items(on_bytes)
             file = walk.describe()
             notes.files.append(file)
+            notes.durable = max(notes.durable, walk.durable)
             if file.base is not None:
                 expected = file.end
         finally:
@@ -153,6 +151,7 @@ class FileWalk:
         self._file = fs.open_read(path)
         self._window = Window(self._file, WINDOW_BYTES)
         self.path = path
+        self.durable = 0  # the furthest position that a header in here knew to be durable
         self._number = number
         self._header = decode_file_header(self._window.get(0, PAGE_BYTES), fs.describe(path))
         self._salt = self._header.salt if self._header is not None else None
@@ -178,12 +177,13 @@ class FileWalk:
         )
 
     def first_position(self) -> int | None:
-        """The shard position of the file's first byte, None when it has no whole batch."""
+        """The shard position of the file's first byte, None when it has no batch header."""
         if self._base is None:
-            found = self._search(PAGE_BYTES)
-            if found is not None:
-                self._salt = found.header.salt
-                self._base = found.header.position - found.offset
+            for at, header in headers_after(self._window, PAGE_BYTES):
+                if self._ours(at, header):
+                    self._salt = header.salt
+                    self._base = header.position - at
+                    break
         return self._base
 
     def items(self, on_bytes: Callable[[int], None]) -> Iterator[Item]:
@@ -198,7 +198,7 @@ class FileWalk:
         while True:
             batch = self._next() or self._search(self._end)
             if batch is None:
-                yield Tail(self.path, self._end, self._torn_bytes())
+                yield from self._last()
                 return
             if batch.header.ordinal != self._ordinal:
                 length = batch.offset - self._end
@@ -210,6 +210,17 @@ class FileWalk:
             end = batch.offset + BATCH_HEADER_BYTES + batch.header.body_bytes
             on_bytes(end - self._end)
             self._end = end
+
+    def _last(self) -> Iterator[Item]:
+        """What follows the last whole batch: damage if a header in it knew of durable bytes."""
+        torn_bytes = self._torn_bytes()
+        base = self._base or 0
+        if self.durable > base + self._end and torn_bytes:
+            length = torn_bytes + -torn_bytes % 8
+            why = "a batch does not match its checksum"
+            yield Damage(self.path, self._end, length, base + self._end, length, why)
+            torn_bytes = 0
+        yield Tail(self.path, self._end, torn_bytes)
 
     def _next(self) -> WholeBatch | None:
         """The batch that follows at once, or at the start of the next page."""
@@ -229,14 +240,18 @@ class FileWalk:
                 return batch
         return None
 
-    def _whole(self, offset: int, header: BatchHeader) -> WholeBatch | None:
+    def _ours(self, offset: int, header: BatchHeader) -> bool:
+        """Whether a header is one of this file, not one that a record happens to hold."""
         base = header.position - offset
-        if self._salt is not None and header.salt != self._salt:
+        if self._salt is None:
+            # Without a file header to say so, only what goes on from the file before is believed.
+            return base >= (self._expected or 0)
+        return base >= 0 and header.salt == self._salt and self._base in (None, base)
+
+    def _whole(self, offset: int, header: BatchHeader) -> WholeBatch | None:
+        if not self._ours(offset, header) or header.ordinal < self._ordinal:
             return None
-        if base < 0 or header.ordinal < self._ordinal or (self._base not in (None, base)):
-            return None
-        if self._salt is None and self._expected is not None and base < self._expected:
-            return None  # Without a header to say so, bytes of another log are not believed.
+        self.durable = max(self.durable, header.durable)
         body = self._window.get(offset + BATCH_HEADER_BYTES, header.body_bytes)
         if len(body) < header.body_bytes or xxh3_64_intdigest(body) != header.body_hash:
             return None

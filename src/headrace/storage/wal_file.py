@@ -2,7 +2,7 @@
 
 Only this file creates log files.  A file is made ready ahead of time (zeroed, headed, synced, its
 name synced) because an `fdatasync` into written blocks costs 115 µs here against 175 µs into
-merely allocated ones and more into a growing file (docs/internals/wal.md).
+merely allocated ones and more into a growing file (docs/internals/storage.md).
 """
 
 from __future__ import annotations

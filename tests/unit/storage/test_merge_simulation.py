@@ -14,8 +14,8 @@ from headrace.storage.merge import FileStats, MergeJob, MergePolicy, TopicShare,
 from headrace.storage.segment import SegmentMeta
 
 MIB = 1 << 20
-# Measured on files of this shape: seven fixed columns cost 49 bytes a row, the rest is small.
-ROW_AROUND_BYTES = 50
+# Measured on a file of 10,000 topics with 32 rows each: 50.7 bytes a row beside the payload.
+ROW_AROUND_BYTES = 51
 FILE_AROUND_BYTES = 8 << 10
 CHECKPOINTS_30_DAYS = 1350  # one each 32 minutes
 # What a checkpoint replaced stays on disk while one of the two newest snapshots lists it.

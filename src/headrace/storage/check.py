@@ -1,0 +1,482 @@
+"""Examining a data directory that no engine uses: every checksum, and everything listed is there.
+
+Only this file says what is wrong with a directory as a whole, as a list of findings.  It asks the
+parts that own each format, and one thing besides: every live sealed record has to be in some file.
+It changes nothing (`repair.py` does), and does not stop at the first thing it finds.  The caller
+holds the directory's lock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import msgspec
+
+from headrace.core.errors import (
+    CorruptionError,
+    HeadraceError,
+    InvalidRequest,
+    NotReady,
+    SnapshotCorrupt,
+    UnsupportedFormat,
+    WalCorrupt,
+)
+from headrace.storage.check_segments import SegmentState, examine_segment
+from headrace.storage.fs import Filesystem, Lock, read_exact
+from headrace.storage.keys import KeyFileMeta, read_keys
+from headrace.storage.loss import LogHeads, Lost, Range, missing_seqs
+from headrace.storage.scan import scan_all
+from headrace.storage.segment import SegmentMeta
+from headrace.storage.snapshot import WAL_NUMBER, Decoded, SnapshotState, decode
+from headrace.storage.snapshot_files import LoadedSnapshot, read_latest, snapshot_path
+from headrace.storage.tier import SEGMENT_NAME, DirectoryStore, Store, Tiers
+from headrace.storage.wal_audit import Damage, Survey, survey
+from headrace.storage.wal_file import discover
+from headrace.storage.wal_repair import log_losses, matters
+
+LOCK_PATH = ".headrace.lock"
+LOST_SHOWN_MAX = 8
+REPAIR_FIX = "run `headrace check --repair`, which keeps a copy, or restore a backup"
+
+_SNAPSHOT = re.compile(r"snapshot-([0-9]{16})\.bin")
+_KEYS = re.compile(r"keys-([0-9]{16})\.bin")
+_WAL = re.compile(r"wal-([0-9]{16})\.log")
+
+# error: the engine refuses to start, or records are lost.  warning: the next start puts it right
+# by itself, and nothing is lost.  note: nothing is wrong, and a person may want to know.
+Severity = Literal["error", "warning", "note"]
+# What is being read, bytes done, bytes in all.
+Progress = Callable[[str, int, int], None]
+
+
+def _silent(_what: str, _done: int, _of: int) -> None:
+    """The progress nobody watches."""
+
+
+class Finding(msgspec.Struct):
+    """One thing about one file.  `action` is what a repair did about it."""
+
+    severity: Severity
+    code: str
+    file: str
+    message: str
+    fix: str = ""
+    offset: int | None = None
+    lost: list[Lost] = []
+    action: str = ""
+
+    def __str__(self) -> str:
+        where = self.file if self.offset is None else f"{self.file} at offset {self.offset}"
+        text = f"{self.severity}: {where}: {self.message}"
+        if self.lost:
+            shown = ", ".join(str(lost) for lost in self.lost[:LOST_SHOWN_MAX])
+            more = len(self.lost) - LOST_SHOWN_MAX
+            text += f"; gone: {shown}" + (f" and {more} more" if more > 0 else "")
+        if self.action:
+            return f"{text}; {self.action}"
+        return f"{text}; {self.fix}" if self.fix else text
+
+
+class Report(msgspec.Struct):
+    """What an examination found, and how much it read."""
+
+    directory: str
+    findings: list[Finding]
+    files: int
+    bytes: int
+    topics: int
+    records: int  # rows in sealed files
+    batches: int  # in the log
+    repaired: bool = False
+    left: list[Finding] = []  # after a repair: what it could not mend
+
+    @property
+    def ok(self) -> bool:
+        """Whether an engine can open the directory with nothing missing."""
+        found = self.left if self.repaired else self.findings
+        return not any(finding.severity == "error" for finding in found)
+
+
+@dataclass
+class Examination:
+    """Everything a repair has to know."""
+
+    fs: Filesystem
+    tiers: Tiers
+    loaded: LoadedSnapshot | None = None
+    snapshots: dict[int, Decoded] = field(default_factory=dict)  # every file that decodes
+    bad_snapshots: list[int] = field(default_factory=list)
+    snapshot_refused: bool = False
+    surveys: dict[str, Survey] = field(default_factory=dict)
+    starts: dict[str, int] = field(default_factory=dict)
+    log_bad: set[str] = field(default_factory=set)  # directories to repair
+    log_lost: dict[str, list[list[Lost]]] = field(default_factory=dict)
+    topic_id_max: int = 0
+    segments: dict[int, SegmentState] = field(default_factory=dict)
+    lost: dict[int, list[Range]] = field(default_factory=dict)  # sealed records, by topic
+    bad_keys: list[KeyFileMeta] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
+    batches: int = 0
+
+    @property
+    def state(self) -> SnapshotState | None:
+        return self.loaded.state if self.loaded is not None else None
+
+    def add(self, severity: Severity, code: str, path: str, message: str, **more: object) -> None:
+        where = self.fs.describe(path)
+        self.findings.append(Finding(severity, code, where, message, **more))  # type: ignore[arg-type]
+
+    def report(self) -> Report:
+        state = self.state
+        return Report(
+            directory=self.fs.describe(""),
+            findings=self.findings,
+            files=self.files,
+            bytes=self.bytes,
+            topics=len(state.topics) if state is not None else 0,
+            records=sum(meta.rows for meta in state.files.values()) if state is not None else 0,
+            batches=self.batches,
+        )
+
+
+def lock_directory(fs: Filesystem, what: str) -> Lock:
+    """Lock a data directory for a tool; `InvalidRequest` when there is none."""
+    if not any(fs.exists(name) for name in ("meta", "wal", "segments")):
+        raise InvalidRequest(
+            f"{fs.describe('')} is not a data directory: it has no meta, wal or segments",
+            fix=f"name the directory to {what} with --data-dir",
+        )
+    return fs.lock(LOCK_PATH)
+
+
+def check(fs: Filesystem, cold: Store | None = None, progress: Progress = _silent) -> Report:
+    """Examine a directory, and change nothing."""
+    return examine(fs, cold, progress).report()
+
+
+def examine(fs: Filesystem, cold: Store | None = None, progress: Progress = _silent) -> Examination:
+    """All that `check` and `repair` know of a directory."""
+    found = Examination(fs, Tiers(DirectoryStore(fs), cold))
+    _Examiner(found, progress).run()
+    return found
+
+
+def replayed_files(fs: Filesystem, state: SnapshotState | None) -> dict[str, list[int]]:
+    """The log files that count: of directories the snapshot does not replay, only newer ones."""
+    found = discover(fs)
+    if state is None:
+        return found
+    number_min = int.from_bytes(state.extra.get(WAL_NUMBER, b""), "little")
+    return {
+        directory: counted
+        for directory, numbers in found.items()
+        if (counted := [n for n in numbers if directory in state.positions or n >= number_min])
+    }
+
+
+class _Examiner:
+    """Fills an `Examination`, part by part."""
+
+    def __init__(self, found: Examination, progress: Progress) -> None:
+        self._found = found
+        self._fs = found.fs
+        self._progress = progress
+        self._of = 0
+
+    def run(self) -> None:
+        self._of = sum(self._size(path) for path in self._paths())
+        self._snapshots()
+        self._log()
+        if not self._found.snapshot_refused:
+            self._segments()
+            self._keys()
+            self._leftovers()
+        self._found.findings.sort(key=lambda f: ("error", "warning", "note").index(f.severity))
+
+    def _paths(self) -> Iterable[str]:
+        shards = [n for n in self._fs.listdir("wal") if n.startswith("shard-")]
+        for directory in ("meta", "segments", "wal", *(f"wal/{shard}" for shard in shards)):
+            for name in self._fs.listdir(directory):
+                if name not in shards and not name.endswith(".broken"):
+                    yield f"{directory}/{name}"
+
+    def _size(self, path: str) -> int:
+        file = self._fs.open_read(path)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def _read(self, path: str, count: int, files: int = 0) -> None:
+        self._found.files += files
+        self._found.bytes += count
+        self._progress(path, self._found.bytes, self._of)
+
+    # Snapshots
+
+    def _snapshots(self) -> None:
+        found = self._found
+        try:
+            found.loaded = read_latest(self._fs)
+        except (SnapshotCorrupt, UnsupportedFormat) as error:
+            found.snapshot_refused = True
+            code = "snapshot_unusable" if isinstance(error, SnapshotCorrupt) else error.code
+            found.add("error", code, "meta", error.message, fix=error.fix)
+        numbers = [m[1] for name in self._fs.listdir("meta") if (m := _SNAPSHOT.fullmatch(name))]
+        for number in map(int, numbers):
+            self._snapshot(number)
+
+    def _snapshot(self, number: int) -> None:
+        found, path = self._found, snapshot_path(number)
+        file = self._fs.open_read(path)
+        try:
+            size = file.size()
+            name = self._fs.describe(path)
+            found.snapshots[number] = decode(
+                partial(read_exact, file), size, name, keep_topics=False
+            )
+        except (SnapshotCorrupt, EOFError) as error:
+            found.bad_snapshots.append(number)
+            text = str(error.detail["reason"]) if isinstance(error, SnapshotCorrupt) else str(error)
+            if found.snapshot_refused:
+                found.add("error", "snapshot_damaged", path, text, fix="restore a backup")
+            else:
+                text += "; the snapshot before it is used, and the log since then is there"
+                found.add("warning", "snapshot_damaged", path, text, fix=REPAIR_FIX)
+        except UnsupportedFormat:
+            pass  # Said already, as what makes the snapshots unusable, or it is not needed.
+        finally:
+            file.close()
+        self._read(path, size, 1)
+
+    # The log
+
+    def _log(self) -> None:
+        found, fs = self._found, self._fs
+        state = found.state
+        counted = replayed_files(fs, state)
+        found.starts = dict(state.positions) if state is not None else {}
+        try:
+            for directory in sorted(counted.keys() | found.starts.keys()):
+                numbers = counted.get(directory, [])
+                start = found.starts.get(directory)
+                if found.snapshot_refused and numbers:
+                    start = None
+                report = partial(self._read, directory)
+                found.surveys[directory] = survey(fs, directory, numbers, start, report)
+                found.batches += sum(f.batches for f in found.surveys[directory].files)
+                found.files += len(numbers)
+        except UnsupportedFormat as error:
+            found.add("error", error.code, "wal", error.message, fix=error.fix)
+            return
+        if found.snapshot_refused:
+            return
+        heads = LogHeads(state)
+        found.log_lost = log_losses(fs, found.surveys, found.starts, heads)
+        found.topic_id_max = heads.topic_id_max
+        for directory in found.surveys:
+            self._shard(directory, heads)
+        self._verdict(counted)
+
+    def _shard(self, directory: str, heads: LogHeads) -> None:
+        found = self._found
+        shard, start = found.surveys[directory], found.starts.get(directory)
+        if shard.overlaps:
+            found.log_bad.add(directory)
+            text = "a repair of this log was interrupted; it only has to be finished"
+            found.add(
+                "error", "wal_repair_interrupted", shard.overlaps[-1].path, text, fix=REPAIR_FIX
+            )
+            return
+        if start is not None and shard.end < start:
+            found.log_bad.add(directory)
+            found.add(
+                "error", "wal_missing", directory, self._unreached(shard, start), fix=REPAIR_FIX
+            )
+        stretches = iter(found.log_lost[directory])
+        for damage in shard.damages:
+            if not shard.promised(damage):
+                text = f"{damage.why}; what follows was never acknowledged"
+                found.add("warning", "wal_torn", damage.path, text, offset=damage.offset)
+                continue
+            found.log_bad.add(directory)
+            lost = next(stretches) if matters(shard, damage, start) else []
+            self._damaged(damage, lost, heads, needed=matters(shard, damage, start))
+        for tail in shard.tails:
+            text = f"{tail.torn_bytes} bytes after the last whole batch; never acknowledged"
+            found.add("warning", "wal_torn", tail.path, text, offset=tail.offset)
+
+    def _unreached(self, shard: Survey, start: int) -> str:
+        state = self._found.state
+        text = f"the log ends at position {shard.end}, the snapshot goes on at {start}"
+        if state is not None and state.clean:
+            return text + "; the snapshot was of a clean exit, so nothing is lost"
+        return text + "; what was written after the snapshot is gone, and how much is not known"
+
+    def _damaged(self, damage: Damage, lost: list[Lost], heads: LogHeads, *, needed: bool) -> None:
+        text = f"{damage.why} ({damage.length} bytes at position {damage.position})"
+        if not needed:
+            text += "; the snapshot already has what was there, so nothing is lost"
+        elif heads.deletes_undone:
+            text += "; deletes that were in there come undone"
+        lost = lost + (heads.nameless() if needed else [])
+        self._found.add(
+            "error", "wal_damaged", damage.path, text,
+            fix=REPAIR_FIX, offset=damage.offset, lost=lost,
+        )  # fmt: skip
+
+    def _verdict(self, counted: dict[str, list[int]]) -> None:
+        """The judge's own word: an engine that would refuse the log must not go unnoticed."""
+        found = self._found
+        try:
+            scan_all(self._fs, counted, found.starts, lambda _kind, _entry: None)
+        except WalCorrupt as error:
+            if not found.log_bad:
+                path = str(error.detail.get("file", error.detail.get("directory", "wal")))
+                found.log_bad.add(path.rpartition("/")[0] if path.endswith(".log") else path)
+                found.add("error", "wal_damaged", path, error.message, fix=error.fix)
+
+    # Sealed files and key files
+
+    def _segments(self) -> None:
+        found, state = self._found, self._found.state
+        if state is None:
+            return
+        covered: dict[int, list[Range]] = {topic_id: [] for topic_id in state.topics}
+        for meta in state.files.values():
+            segment = examine_segment(found.tiers, meta)
+            found.segments[meta.file_id] = segment
+            self._read(meta.path, meta.size, 1)
+            for topic_id, ranges in segment.covered.items():
+                if topic_id in covered:
+                    covered[topic_id] += ranges
+        if not any(segment.unreachable for segment in found.segments.values()):
+            for topic_id, topic in state.topics.items():
+                missing = missing_seqs(topic, covered[topic_id])
+                if missing:
+                    found.lost[topic_id] = missing
+        self._say_segments(state)
+        self._older_segments(state)
+
+    def _say_segments(self, state: SnapshotState) -> None:
+        found = self._found
+        left = {topic_id: list(ranges) for topic_id, ranges in found.lost.items()}
+        for segment in found.segments.values():
+            if segment.unreachable:
+                found.add("error", "cold_unreachable", segment.meta.path, segment.problem,
+                          fix="make the cold tier reachable, then check again")  # fmt: skip
+            elif segment.spare:
+                text = f"{segment.problem}; the copy in the cold tier is whole"
+                found.add(
+                    "warning", "segment_copy_damaged", segment.meta.path, text, fix=REPAIR_FIX
+                )
+            elif segment.problem:
+                lost = [
+                    Lost(state.topics[topic_id].name, topic_id, first, last)
+                    for topic_id in [t for t in left if segment.may_hold(t)]
+                    for first, last in left.pop(topic_id)
+                ]
+                kept = f"; {segment.rows_kept} of {segment.meta.rows} records can be kept"
+                found.add(
+                    "error", "segment_damaged" if segment.exists else "segment_missing",
+                    segment.meta.path, segment.problem + (kept if segment.rows_kept else ""),
+                    fix=REPAIR_FIX, offset=segment.offset, lost=lost,
+                )  # fmt: skip
+        if left:
+            lost = [
+                Lost(state.topics[topic_id].name, topic_id, first, last)
+                for topic_id, ranges in left.items()
+                for first, last in ranges
+            ]
+            text = "live records are in none of the files the snapshot lists"
+            found.add("error", "records_missing", snapshot_path(state.number), text,
+                      fix=REPAIR_FIX, lost=lost)  # fmt: skip
+
+    def _older_segments(self, state: SnapshotState) -> None:
+        """Files that only the snapshot before the newest lists: its fallback needs them."""
+        metas: dict[int, SegmentMeta] = {}
+        for decoded in self._found.snapshots.values():
+            metas.update(decoded.change.files)
+        for file_id in metas.keys() - state.files.keys():
+            meta = metas[file_id]
+            if not self._fs.exists(meta.path):
+                continue
+            segment = examine_segment(Tiers(self._found.tiers.hot), meta)
+            self._read(meta.path, meta.size, 1)
+            if segment.problem:
+                text = f"{segment.problem}; only an older snapshot lists it, so nothing is lost"
+                self._found.add("warning", "segment_damaged", meta.path, text, fix=REPAIR_FIX)
+
+    def _keys(self) -> None:
+        found, state = self._found, self._found.state
+        for meta in state.key_files if state is not None else ():
+            try:
+                read_keys(self._fs, meta)
+            except UnsupportedFormat as error:
+                found.add("error", error.code, meta.path, error.message, fix=error.fix)
+            except CorruptionError as error:
+                found.bad_keys.append(meta)
+                text = f"{error.detail['reason']}; with its {meta.rows} idempotency keys gone, a"
+                text += f" retry before {meta.expires_ms} ms since 1970 may be stored twice"
+                found.add("error", "keys_damaged", meta.path, text, fix=REPAIR_FIX)
+            self._read(meta.path, meta.size, 1)
+
+    # What nothing needs
+
+    def _leftovers(self) -> None:
+        found = self._found
+        files: set[int] = set()
+        keys: set[int] = set()
+        for decoded in found.snapshots.values():
+            files.update(decoded.change.files)
+            keys.update(meta.file_id for meta in decoded.change.key_files)
+        if found.state is not None:
+            files.update(found.state.files)
+        for path in [*self._paths(), *self._kept_copies()]:
+            self._leftover(path, files, keys)
+        if found.tiers.cold is not None:
+            self._cold_leftovers(files)
+
+    def _kept_copies(self) -> Iterable[str]:
+        for directory in ("meta", "segments", *discover(self._fs).keys() | {"wal"}):
+            for name in self._fs.listdir(directory):
+                if name.endswith(".broken"):
+                    yield f"{directory}/{name}"
+
+    def _leftover(self, path: str, files: set[int], keys: set[int]) -> None:
+        found, name = self._found, path.rpartition("/")[2]
+        segment, key = SEGMENT_NAME.fullmatch(name), _KEYS.fullmatch(name)
+        unlisted = (segment is not None and int(segment[1]) not in files) or (
+            key is not None and int(key[1]) not in keys
+        )
+        if name.endswith(".tmp") or (unlisted and found.state is not None):
+            found.orphans.append(path)
+            text = "nothing lists it; the next start removes it"
+            found.add("note", "orphan", path, text)
+        elif name.endswith(".broken"):
+            found.add("note", "kept_copy", path, "kept aside; remove it when it is of no use")
+        elif not (segment or key or _SNAPSHOT.fullmatch(name) or _WAL.fullmatch(name)):
+            found.add("note", "unknown_file", path, "not a file of Headrace; left alone")
+
+    def _cold_leftovers(self, files: set[int]) -> None:
+        found = self._found
+        assert found.tiers.cold is not None
+        try:
+            listed = found.tiers.cold.list()
+        except (NotReady, OSError) as error:
+            text = error.message if isinstance(error, HeadraceError) else str(error)
+            found.add("warning", "cold_unreachable", "", f"the cold tier was not listed: {text}")
+            return
+        for stored in listed:
+            match = SEGMENT_NAME.fullmatch(stored.path.rpartition("/")[2])
+            if match is not None and int(match[1]) not in files:
+                where = found.tiers.cold.describe(stored.path)
+                text = "nothing lists it; the next start removes it"
+                found.findings.append(Finding("note", "orphan", where, text))

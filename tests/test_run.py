@@ -1,0 +1,208 @@
+"""The launcher: `./run` on a fresh checkout, on a used one, twice at once, and after a kill.
+
+Each test gets a small checkout of its own, with a package that only prints its version and empty
+requirement lists, so that nothing is downloaded; launcher and virtual environments are real.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE_SECONDS = 120
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    root = tmp_path / "a checkout"
+    for directory in ("requirements", "tests", "src/headrace"):
+        (root / directory).mkdir(parents=True)
+    shutil.copy(ROOT / "run", root)
+    (root / "src" / "headrace" / "__init__.py").touch()
+    (root / "src" / "headrace" / "__main__.py").write_text("print('headrace 0.1.0')\n")
+    for name in ("server.txt", "test.txt"):
+        (root / "requirements" / name).write_text("# nothing\n")
+    (root / "tests" / "driver.py").write_text("import sys; print('driver', sys.argv[1:])\n")
+    return root
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A PATH with what a plain system has, and neither uv nor another Python."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sh", "dirname", "cmp", "cp", "rm", "chmod"):
+        found = shutil.which(name)
+        assert found is not None, name
+        (tools / name).symlink_to(found)
+    return {"PATH": str(tools), "PYTHON": sys.executable, "HOME": str(tmp_path)}
+
+
+def give_uv(environment: dict[str, str]) -> None:
+    (Path(environment["PATH"]) / "uv").symlink_to(Path(sys.executable).parent / "uv")
+
+
+def start(checkout: Path, environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(checkout / "run"), *arguments],
+        cwd=checkout.parent,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(checkout: Path, environment: dict[str, str], *arguments: str) -> tuple[int, str, str]:
+    with start(checkout, environment, *arguments) as process:
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+        return process.returncode, out, err
+
+
+def test_first_use_makes_the_environment_and_later_uses_are_silent(
+    checkout: Path, environment: dict[str, str]
+) -> None:
+    code, out, err = run(checkout, environment, "--version")
+    assert (code, out) == (0, "headrace 0.1.0\n"), err
+    assert "making .venv" in err
+    assert run(checkout, environment, "--version") == (0, "headrace 0.1.0\n", "")
+
+    code, out, err = run(checkout, environment, "test", "-k", "two words")
+    assert (code, out) == (0, "driver ['-k', 'two words']\n"), err
+    assert "installing what `test` needs" in err
+    assert run(checkout, environment, "test")[2] == ""
+
+    # The command of the environment works as well, and a changed list is installed again.
+    command = [str(checkout / ".venv/bin/headrace"), "--version"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "headrace 0.1.0\n"
+    (checkout / "requirements" / "server.txt").write_text("# nothing yet\n")
+    assert "installing what `server` needs" in run(checkout, environment, "--version")[2]
+    assert run(checkout, environment, "--version")[2] == ""
+
+
+def test_a_moved_checkout_runs_its_own_code(checkout: Path, environment: dict[str, str]) -> None:
+    give_uv(environment)
+    assert run(checkout, environment, "--version")[0] == 0
+    moved = checkout.rename(checkout.parent / "moved")
+    (moved / "src" / "headrace" / "__main__.py").write_text("print('headrace elsewhere')\n")
+    assert run(moved, environment, "--version") == (0, "headrace elsewhere\n", "")
+
+
+def test_two_at_once_install_once(checkout: Path, environment: dict[str, str]) -> None:
+    processes = [start(checkout, environment, "--version") for _ in range(3)]
+    results = [process.communicate(timeout=PATIENCE_SECONDS) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], results
+    assert [out for out, _ in results] == ["headrace 0.1.0\n"] * 3
+    assert sum("making .venv" in err for _, err in results) == 1
+
+
+def test_a_killed_install_does_not_wedge_the_next(
+    checkout: Path, environment: dict[str, str]
+) -> None:
+    process = start(checkout, environment, "--version")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (checkout / ".venv" / ".installing").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert (checkout / ".venv" / ".installing").exists()
+
+    code, out, err = run(checkout, environment, "--version")
+    assert (code, out) == (0, "headrace 0.1.0\n"), err
+    assert "making .venv" in err
+
+
+def test_uv_is_used_when_it_is_there(checkout: Path, environment: dict[str, str]) -> None:
+    give_uv(environment)
+    for command in ("--version", "test"):
+        code, _, err = run(checkout, environment, command)
+        assert code == 0, err
+    assert "uv =" in (checkout / ".venv" / "pyvenv.cfg").read_text()
+    assert not (checkout / ".venv" / "bin" / "pip").exists()
+
+
+def test_pip_is_used_when_uv_fails(checkout: Path, environment: dict[str, str]) -> None:
+    uv = Path(environment["PATH"]) / "uv"
+    uv.write_text("#!/bin/sh\nexit 1\n")
+    uv.chmod(0o755)
+    code, out, err = run(checkout, environment, "--version")
+    assert (code, out) == (0, "headrace 0.1.0\n"), err
+
+
+def test_a_failed_install_is_said_and_tried_again(
+    checkout: Path, environment: dict[str, str]
+) -> None:
+    environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+    wanted = checkout / "requirements" / "server.txt"
+    wanted.write_text(f"headrace-has-no-such-package==1 --hash=sha256:{'0' * 64}\n")
+    code, out, err = run(checkout, environment, "--version")
+    assert (code, out) == (1, "")
+    assert "could not install requirements/server.txt" in err
+    wanted.write_text("# nothing\n")
+    assert run(checkout, environment, "--version")[:2] == (0, "headrace 0.1.0\n")
+
+
+@pytest.mark.parametrize("version", ["3.10.13", None])
+def test_a_python_that_is_too_old_or_missing_is_named(
+    checkout: Path, environment: dict[str, str], version: str | None
+) -> None:
+    del environment["PYTHON"]
+    if version is not None:
+        old = Path(environment["PATH"]) / "python3"
+        old.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "Python {version}"\n')
+        old.chmod(0o755)
+    code, out, err = run(checkout, environment, "serve")
+    assert (code, out) == (1, "")
+    assert "needs Python 3.11 or newer" in err
+    assert (f"found Python {version}" if version else "no working python3") in err
+    assert not (checkout / ".venv").exists()
+
+
+def test_python_with_asserts_off_is_refused() -> None:
+    command = [sys.executable, "-O", "-m", "headrace", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "src")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "-O" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def pins(path: Path) -> dict[str, str]:
+    """Name to version, for each entry; each has a hash, and nothing else is in the file."""
+    found = {}
+    text = path.read_text().replace("\\\n", " ")
+    for line in text.splitlines():
+        if line.startswith("#") or line == "-r server.txt":
+            continue
+        name, _, rest = line.partition("==")
+        assert " --hash=sha256:" in rest, line
+        assert "://" not in line, line
+        found[name] = rest.split()[0]
+    return found
+
+
+def test_the_pinned_packages_satisfy_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    server = pins(ROOT / "requirements" / "server.txt")
+    everything = server | pins(ROOT / "requirements" / "test.txt")
+    for wanted, pinned in (
+        (project["dependencies"], server),
+        (project["optional-dependencies"]["test"], everything),
+    ):
+        for text in wanted:
+            requirement = Requirement(text)
+            assert requirement.specifier.contains(pinned[requirement.name]), text

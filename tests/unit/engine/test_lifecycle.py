@@ -1,0 +1,383 @@
+"""Rules E: creating, configuring, deleting and recreating topics; epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from headrace.core.errors import (
+    InvalidRequest,
+    Throttled,
+    TopicExistsIncompatible,
+    TopicNotEmpty,
+    TopicNotFound,
+)
+from headrace.engine.engine import Engine
+from headrace.engine.topic_config import TopicConfig, decode_config, make_config
+
+Start = Callable[..., Engine]
+
+DEFAULTS = {
+    "type": "log",
+    "ttl_ms": 0,
+    "cap_records": 0,
+    "cap_bytes": 0,
+    "discard": "old",
+    "durable": False,
+    "durability": "disk",
+    "priority": None,
+    "auto_priority": True,
+    "auto_create": True,
+    "idempotency_window_ms": 120_000,
+    "dedupe_node": True,
+    "lease_ms": 30_000,
+    "claim_jitter_ms": 0,
+    "max_deliveries": 0,
+    "dead_letter": None,
+    "leases_durable": False,
+}
+CUSTOM = {
+    "type": "queue",
+    "ttl_ms": 7,
+    "cap_records": 8,
+    "cap_bytes": 9,
+    "discard": "reject",
+    "durable": True,
+    "durability": "fsync",
+    "priority": -5,
+    "auto_priority": False,
+    "auto_create": False,
+    "idempotency_window_ms": 11,
+    "dedupe_node": False,
+    "lease_ms": 1_000,
+    "claim_jitter_ms": 12,
+    "max_deliveries": 13,
+    "dead_letter": "graveyard",
+    "leases_durable": True,
+}
+
+
+def names(engine: Engine) -> list[str]:
+    return [info.topic for info in engine.topics()]
+
+
+def test_a_fresh_topic(engine: Engine) -> None:
+    put = engine.put_topic("t").result()
+    assert put.created and put.topic == "t"
+    state = engine.topic("t")
+    assert (state.head_seq, state.earliest_seq, state.next_seq, state.count, state.bytes) == (
+        0, 1, 1, 0, 0,
+    )  # fmt: skip
+    page = engine.read("t").result()
+    assert (page.records, page.next_from_seq, page.caught_up, page.tombstone) == ([], 0, True, None)
+
+
+# Creation
+
+
+def test_e1_the_first_write_creates(engine: Engine) -> None:
+    assert engine.append("t", [1]).result().created
+    assert not engine.append("t", [2]).result().created
+
+
+def test_e1_unless_told_not_to(engine: Engine) -> None:
+    for how in ({"create": False}, {"config": {"auto_create": False}}):
+        refused = engine.append("t", [1], **how)  # type: ignore[arg-type]
+        assert isinstance(refused.error, TopicNotFound)
+        assert refused.error.detail == {"topic": "t"}
+    assert names(engine) == []
+    assert engine.append("t", [1], create=True, config={"auto_create": False}).result().created
+
+
+def test_e1_reads_and_deletes_never_create(engine: Engine) -> None:
+    with pytest.raises(TopicNotFound):
+        engine.topic("t")
+    assert isinstance(engine.read("t").error, TopicNotFound)
+    assert isinstance(engine.wait("t", 0).error, TopicNotFound)
+    assert isinstance(engine.delete("t", before_seq=1).error, TopicNotFound)
+    assert engine.delete_topic("t").result().deleted is False
+    assert names(engine) == []
+
+
+def test_e2_an_inline_config_counts_only_for_the_creating_write(
+    engine: Engine, again: Start
+) -> None:
+    engine.append("t", [1], config={"cap_records": 2}).result()
+    engine.append("t", [2, 3], config={"cap_records": 99, "type": "queue"}).result()
+    engine = again(engine)
+    assert engine.topic("t").config == TopicConfig(cap_records=2)
+    assert engine.topic("t").count == 2
+
+
+def test_e3_put_replaces_the_whole_config(engine: Engine, again: Start) -> None:
+    engine.put_topic("t", {"durability": "fsync", "ttl_ms": 5_000}).result()
+    put = engine.put_topic("t", {"cap_records": 7}).result()
+    assert not put.created
+    assert put.config == TopicConfig(cap_records=7) and put.config.durability == "disk"
+    engine = again(engine)
+    assert engine.topic("t").config == TopicConfig(cap_records=7)
+
+
+def test_e3_an_identical_put_changes_nothing(engine: Engine) -> None:
+    engine.put_topic("t", {"ttl_ms": 5}).result()
+    batches = engine.core.shards[0].batches_total
+    assert engine.put_topic("t", {"ttl_ms": 5}).result().created is False
+    assert engine.core.shards[0].batches_total == batches
+
+
+def test_e3_tightened_limits_apply_at_once(engine: Engine) -> None:
+    engine.append("t", [1, 2, 3, 4]).result()
+    engine.put_topic("t", {"cap_records": 1}).result()
+    assert (engine.topic("t").count, engine.topic("t").earliest_seq) == (1, 4)
+
+
+def test_e4_the_type_cannot_change(engine: Engine) -> None:
+    engine.put_topic("t", {"type": "queue", "lease_ms": 500}).result()
+    refused = engine.put_topic("t", {"lease_ms": 900})
+    assert isinstance(refused.error, TopicExistsIncompatible) and refused.error.fix
+    assert refused.error.detail == {
+        "topic": "t", "existing_type": "queue", "requested_type": "log",
+    }  # fmt: skip
+    assert engine.topic("t").config.lease_ms == 500
+
+
+def test_e5_concurrent_creates_yield_one_topic(engine: Engine, again: Start) -> None:
+    tickets = [engine.put_topic("t", {"ttl_ms": 5}) for _ in range(16)]
+    engine.runtime.run()  # type: ignore[attr-defined]
+    assert sum(t.result().created for t in tickets) == 1
+    assert len({t.result().epoch for t in tickets}) == 1
+    engine = again(engine)
+    assert names(engine) == ["t"] and len(engine.core.by_id) == 1
+
+
+def test_e5_concurrent_first_writes_yield_one_topic(engine: Engine, again: Start) -> None:
+    tickets = [engine.append("t", [n]) for n in range(16)]
+    engine.runtime.run()  # type: ignore[attr-defined]
+    assert [t.result().created for t in tickets] == [True] + [False] * 15
+    engine = again(engine)
+    assert engine.topic("t").head_seq == 16
+
+
+# Deletion
+
+
+@pytest.mark.parametrize("durability", ["ephemeral", "disk", "fsync"])
+def test_e6_recreated_topics_start_at_one(
+    engine: Engine, again: Start, durability: str
+) -> None:
+    engine.append("t", [1, 2, 3], config={"durability": durability}).result()
+    epoch = engine.topic("t").epoch
+    assert engine.delete_topic("t").result().deleted
+    assert names(engine) == []
+    engine = again(engine)
+    assert names(engine) == []
+    assert engine.append("t", [b"new"], config={"durability": "disk"}).result().first_seq == 1
+    engine = again(engine)
+    assert [r.data for r in engine.read("t").result().records] == [b"new"]
+    assert engine.topic("t").epoch > epoch
+
+
+def test_e6_a_cursor_beyond_the_new_head_is_told(engine: Engine) -> None:
+    engine.append("t", [1] * 5).result()
+    engine.delete_topic("t").result()
+    engine.append("t", [b"a", b"b"]).result()
+    page = engine.read("t", 5).result()
+    stone = page.tombstone
+    assert stone is not None
+    assert (stone.gap_from, stone.gap_to, stone.reason) == (1, 2, "recreated")
+    assert [r.data for r in page.records] == [b"a", b"b"] and page.caught_up
+
+
+def test_e7_a_cursor_of_another_epoch_is_told_wherever_it_is(
+    engine: Engine, again: Start
+) -> None:
+    engine.append("t", [1] * 5).result()
+    epoch = engine.topic("t").epoch
+    assert engine.read("t", 2, epoch=epoch).result().tombstone is None
+    engine.delete_topic("t").result()
+    engine.append("t", [1] * 5).result()
+    engine = again(engine)
+    page = engine.read("t", 2, epoch=epoch).result()
+    assert page.tombstone is not None and page.tombstone.reason == "recreated"
+    assert page.count == 5 and page.epoch != epoch
+    assert engine.read("t", 2, epoch=page.epoch).result().tombstone is None
+
+
+def test_e8_ids_are_never_used_again(engine: Engine, again: Start) -> None:
+    seen = set()
+    for _ in range(4):
+        engine.append("t", [1]).result()
+        topic_id = engine.core.topic("t").id
+        assert topic_id not in seen
+        seen.add(topic_id)
+        engine.delete_topic("t").result()
+        engine = again(engine)
+
+
+def test_if_empty_refuses_a_topic_with_records(engine: Engine) -> None:
+    engine.append("t", [1, 2]).result()
+    refused = engine.delete_topic("t", if_empty=True)
+    assert isinstance(refused.error, TopicNotEmpty)
+    assert refused.error.detail == {"topic": "t", "count": 2}
+    assert engine.topic("t").count == 2
+    engine.delete("t", before_seq=3).result()
+    assert engine.delete_topic("t", if_empty=True).result().deleted
+
+
+def test_if_empty_sees_what_is_in_flight(engine: Engine) -> None:
+    engine.put_topic("t").result()
+    ticket = engine.append("t", [1])
+    assert isinstance(engine.delete_topic("t", if_empty=True).error, TopicNotEmpty)
+    assert ticket.result().first_seq == 1
+
+
+def test_a_delete_frees_files_and_memory(engine: Engine) -> None:
+    disk = engine.core.fs
+    engine.append("t", [b"x" * 100] * 10).result()
+    engine.checkpoint().result()
+    engine.delete_topic("t").result()
+    assert engine.core.total_bytes == 0 and engine.core.resident_bytes == 0
+    for _ in range(3):
+        engine.append("other", [1]).result()
+        engine.checkpoint().result()
+    held = b"".join(d for path, d in disk.contents().items() if path.startswith("segments/"))  # type: ignore[attr-defined]
+    assert b"x" * 100 not in held
+
+
+def test_a_name_is_free_while_its_delete_is_in_flight(engine: Engine, again: Start) -> None:
+    engine.append("t", [b"old"], config={"durability": "fsync"}).result()
+    deleting = engine.delete_topic("t")
+    created = engine.append("t", [b"new"])
+    engine.runtime.run()  # type: ignore[attr-defined]
+    assert deleting.result().deleted and created.result().first_seq == 1
+    engine = again(engine)
+    assert [r.data for r in engine.read("t").result().records] == [b"new"]
+
+
+def test_a_waiting_reader_hears_of_the_delete(engine: Engine) -> None:
+    engine.append("t", [1]).result()
+    waiting = engine.wait("t", 1)
+    assert not waiting.done
+    engine.delete_topic("t").result()
+    assert waiting.done and waiting.error is None
+    assert isinstance(engine.read("t", 1).error, TopicNotFound)
+
+
+def test_topics_are_listed_by_name(engine: Engine) -> None:
+    for name in ("b", "a:2", "a:10", "é", "Z"):
+        engine.put_topic(name).result()
+    assert names(engine) == ["Z", "a:10", "a:2", "b", "é"]
+    assert [info.topic for info in engine.topics("a:")] == ["a:10", "a:2"]
+
+
+def test_the_topic_cap_admits_exactly_so_many(start: Start) -> None:
+    engine = start(max_topics=3)
+    tickets = [engine.put_topic(f"t{n}") for n in range(4)] + [engine.append("t9", [1])]
+    engine.runtime.run()  # type: ignore[attr-defined]
+    assert [t.error is None for t in tickets] == [True, True, True, False, False]
+    error = tickets[3].error
+    assert isinstance(error, Throttled)
+    assert error.detail == {"limit": "max_topics", "max": 3}
+    engine.append("t0", [1]).result()
+    engine.put_topic("t1", {"ttl_ms": 9}).result()
+    engine.delete_topic("t2").result()
+    engine.put_topic("t9").result()
+    assert names(engine) == ["t0", "t1", "t9"]
+
+
+# Config
+
+
+def test_the_config_has_seventeen_fields_and_these_defaults() -> None:
+    assert msgspec.to_builtins(TopicConfig()) == DEFAULTS
+    assert len(DEFAULTS) == 17
+    assert msgspec.json.decode(TopicConfig().encode()) == DEFAULTS
+
+
+def test_every_field_of_a_config_survives(engine: Engine, again: Start) -> None:
+    engine.put_topic("t", CUSTOM).result()
+    engine = again(engine)
+    assert msgspec.to_builtins(engine.topic("t").config) == CUSTOM
+
+
+def test_durable_is_an_alias() -> None:
+    assert make_config({"durable": True}).durability == "fsync"
+    assert make_config({"durable": False}).durability == "disk"
+    assert make_config({"durable": True, "durability": "memory"}).durability == "memory"
+    assert make_config({"durable": True, "durability": "memory"}).durable is False
+
+
+def test_lease_and_jitter_are_clamped() -> None:
+    low, high = make_config({"lease_ms": 1}), make_config({"lease_ms": 10**12})
+    assert (low.lease_ms, high.lease_ms) == (100, 86_400_000)
+    assert make_config({"claim_jitter_ms": 10**9}).claim_jitter_ms == 5_000
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert make_config({"nothing": 1, "ttl_ms": 3}) == TopicConfig(ttl_ms=3)
+    assert decode_config(b'{"nothing": [{}], "ttl_ms": 3}') == TopicConfig(ttl_ms=3)
+
+
+BAD_CONFIGS = [
+    {"type": "stream"},
+    {"type": None},
+    {"ttl_ms": -1},
+    {"ttl_ms": 1.5},
+    {"ttl_ms": "5"},
+    {"ttl_ms": True},
+    {"ttl_ms": None},
+    {"ttl_ms": 1 << 64},
+    {"cap_records": -1},
+    {"cap_bytes": 1 << 70},
+    {"discard": "new"},
+    {"durable": 1},
+    {"durability": "banana"},
+    {"priority": "high"},
+    {"priority": 1 << 31},
+    {"priority": -(1 << 31) - 1},
+    {"auto_priority": "yes"},
+    {"idempotency_window_ms": -5},
+    {"lease_ms": -1},
+    {"max_deliveries": -1},
+    {"dead_letter": 7},
+    {"dead_letter": ""},
+    {"leases_durable": None},
+    [1],
+    "config",
+    5,
+]
+
+
+@pytest.mark.parametrize("config", BAD_CONFIGS, ids=repr)
+def test_a_bad_config_is_refused_and_changes_nothing(engine: Engine, config: object) -> None:
+    tickets = [
+        engine.put_topic("t", config),  # type: ignore[arg-type]
+        engine.append("t", [1], config=config),  # type: ignore[arg-type]
+    ]
+    for ticket in tickets:
+        assert isinstance(ticket.error, InvalidRequest), ticket.error
+        assert ticket.error.fix
+    assert names(engine) == [] and not engine.core.by_id
+    engine.append("t", [1]).result()
+
+
+@pytest.mark.parametrize(
+    "config", [c for c in BAD_CONFIGS if isinstance(c, dict) and "durable" not in c], ids=repr
+)
+def test_a_config_that_could_not_be_read_back_cannot_be_made(
+    engine: Engine, config: dict[str, object]
+) -> None:
+    """Otherwise the directory could not be opened again."""
+    with pytest.raises(InvalidRequest):
+        engine.put_topic("t", TopicConfig(**config)).result()  # type: ignore[arg-type]
+    assert names(engine) == []
+
+
+def test_a_queue_is_not_its_own_dead_letter(engine: Engine) -> None:
+    config = {"type": "queue", "dead_letter": "t"}
+    assert isinstance(engine.put_topic("t", config).error, InvalidRequest)
+    assert isinstance(engine.append("t", [1], config=config).error, InvalidRequest)
+    assert names(engine) == []
+    engine.put_topic("u", config).result()
