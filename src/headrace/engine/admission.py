@@ -48,6 +48,8 @@ PLAIN = Append()
 
 def check_batch(settings: Settings, batch: Batch, how: Append) -> int:
     """Refuse what no topic could take; returns the bytes of data and meta."""
+    if not isinstance(batch.data, list | tuple):
+        raise InvalidRequest(f"data is {type(batch.data).__name__}", fix="send a list of bytes")
     count = len(batch.data)
     if not count:
         raise InvalidRequest("an append without records", fix="send at least one record")
@@ -109,7 +111,11 @@ def _check_columns(batch: Batch, tag_bytes_max: int, node_bytes_max: int) -> Non
         "timestamps": batch.timestamps,
     }
     for name, values in columns.items():
-        if values is not None and len(values) != count:
+        if values is None:
+            continue
+        if not isinstance(values, list | tuple | bytes):
+            raise InvalidRequest(f"{name} is {values!r}", fix="send a list, one item a record")
+        if len(values) != count:
             raise InvalidRequest(
                 f"{len(values)} {name} for {count} records", fix="send one a record"
             )
@@ -160,7 +166,11 @@ def _check_conditions(settings: Settings, how: Append) -> None:
         _check_text("idempotency_key", how.idempotency_key, settings.idempotency_key_bytes_max)
     if how.expected_head_seq is not None:
         _check_seq("expected_head_seq", how.expected_head_seq)
+    if how.state is not None and not isinstance(how.state, bytes):
+        raise InvalidRequest(f"state is {how.state!r}", fix="send bytes")
     if how.producer is not None:
+        if not isinstance(how.producer, ProducerClaim):
+            raise InvalidRequest(f"producer is {how.producer!r}", fix="send a ProducerClaim")
         _check_text("producer id", how.producer.id, producer_id_bytes_max, low=1)
         _check_seq("producer epoch", how.producer.epoch)
         _check_seq("producer sequence", how.producer.sequence)

@@ -74,6 +74,7 @@ class Appender:
     def append(self, name: str, batch: Batch, how: Append = PLAIN) -> Ticket[Appended]:
         """Stage a batch; the ticket is done when it is acknowledged."""
         core = self._core
+        core.refuse_unready()
         size = check_batch(core.settings, batch, how)
         topic = core.find(name)
         created = topic is None
@@ -127,7 +128,7 @@ class Appender:
             refuse_oversized(name, config, batch, size)
         check_quota(self._core, size)
         if how.idempotency_key is not None:
-            self._core.keys.refuse_if_full(self._core.clock.now_ms())
+            self._core.keys.refuse_if_full(self._core.clock.now_ms(), len(self._in_flight))
         if how.producer is not None:
             admit_producer(None, how.producer)
         if how.expected_head_seq:
@@ -158,7 +159,7 @@ class Appender:
                     )
                 )  # fmt: skip
                 return True
-            core.keys.refuse_if_full(now)
+            core.keys.refuse_if_full(now, len(self._in_flight))
         claim = how.producer
         if claim is None:
             return False
@@ -372,7 +373,9 @@ class PendingAppend:
             row = KeyRow(
                 topic.id, self.key, block.first_seq, block.count, block.last_seq, block.arrived_ms
             )
-            self._appender.core.keys.add(row, topic.config.idempotency_window_ms)
+            # A key is as durable as the records: no file may hold it longer than them.
+            window_ms = topic.config.idempotency_window_ms
+            self._appender.core.keys.add(row, window_ms, saved=not self.raw)
         if self.producer is not None:
             if topic.producers is None:
                 topic.producers = {}

@@ -61,13 +61,13 @@ class BlockList:
             yield blocks[index]
             index += 1
 
-    def since(self, seq: int) -> list[Block]:
-        """The blocks that `from_seq` gives, as a list, in one copy."""
+    def since(self, seq: int, count: int | None = None) -> list[Block]:
+        """What `from_seq` gives, or the first `count` of it, as a list in one copy."""
         blocks = self._blocks
         index = max(bisect_right(self._starts, seq, self._low) - 1, self._low)
         if index < len(blocks) and blocks[index].last_seq < seq:
             index += 1
-        return blocks[index:]
+        return blocks[index:] if count is None else blocks[index : index + count]
 
     def find(self, seq: int) -> Block | None:
         """The block that holds `seq`."""

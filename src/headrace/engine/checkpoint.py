@@ -165,6 +165,7 @@ class _Checkpoint:
         core = self._core
         self._owner.mark_wal()
         self._wal_number = core.next_wal_number
+        self._next_topic_id = core.next_topic_id
         for shard in core.shards:
             refusal = shard.refusal()
             if refusal is not None:
@@ -198,10 +199,12 @@ class _Checkpoint:
 
     def _take_dirty(self) -> None:
         core = self._core
-        self._todo = list(core.dirty.values())
+        # Topics created since the rotation are in the new log files, and for the next time:
+        # one that is not live yet would be taken for deleted if it were counted.
+        newer = self._next_topic_id
+        self._todo = [topic for topic in core.dirty.values() if topic.id < newer]
+        core.dirty = {key: topic for key, topic in core.dirty.items() if key >= newer}
         self._removed, core.removed = core.removed, set()
-        self._next_topic_id = core.next_topic_id
-        core.dirty = {}
         self._keys = core.keys.take_unsaved()
         for topic_id in self._removed:
             self._files.note_removed(topic_id)
@@ -225,20 +228,23 @@ class _Checkpoint:
         del self._todo[-count:]
         return taken
 
-    def _capture(self, topic: Topic) -> None:
+    def _capture(self, topic: Topic, *, clean: bool = False) -> None:
         if topic.live:
-            self._captures.append(capture(self._core, topic))
+            self._captures.append(capture(self._core, topic, clean=clean))
             self._files.note_live(topic)
 
     def _note_stall(self, elapsed_ns: int) -> None:
         self._owner.stall_ns_max = max(self._owner.stall_ns_max, elapsed_ns)
 
     def capture_all(self) -> None:
-        """All at once, for a clean exit."""
-        self._wal_number = self._core.next_wal_number
+        """All at once, for a clean exit: also the topics whose reservation ends with it."""
+        core = self._core
+        self._wal_number = core.next_wal_number
+        self._next_topic_id = core.next_topic_id
+        core.dirty.update((t.id, t) for t in core.by_id.values() if t.reserved > t.head)
         self._take_dirty()
         for topic in self._pop(len(self._todo)):
-            self._capture(topic)
+            self._capture(topic, clean=True)
 
     # 3. Files
 

@@ -110,10 +110,13 @@ class Core:
             return shards[0]
         return shards[xxh3_64_intdigest(topic_id.to_bytes(8, "little")) % len(shards)]
 
-    def refuse_writes(self, shard: WalShard) -> None:
-        """Raise if nothing can be written to this shard now."""
+    def refuse_unready(self) -> None:
+        """Raise while there is no log to write to."""
         if not self.ready:
             raise NotReady("recovery is running", fix="retry", detail={"reason": "recovering"})
+
+    def refuse_writes(self, shard: WalShard) -> None:
+        """Raise if nothing can be written to this shard now."""
         if self.closing:
             raise ShuttingDown("the engine is closing", fix="retry after the restart")
         refusal = shard.refusal()
@@ -206,6 +209,10 @@ class Core:
 
     def is_ephemeral(self, topic: Topic) -> bool:
         return topic.config.durability == EPHEMERAL
+
+    def is_logged(self, topic: Topic) -> bool:
+        """Whether anything of the topic is stored, so that what removes records must be, too."""
+        return topic.logged_to > 0 or topic.config.durability != EPHEMERAL
 
 
 class ControlCommit:

@@ -67,6 +67,7 @@ class Deleter:
     ) -> Ticket[DeleteResult]:
         """Delete what is below `before_seq`, what matches, or what does both."""
         core = self._core
+        core.refuse_unready()
         if before_seq is None and match is None:
             raise InvalidRequest("nothing to delete by", fix="send before_seq, match or both")
         if before_seq is not None and (
@@ -155,7 +156,7 @@ class Deleter:
             else:
                 ticket.resolve(result_of(topic, apply_delete(core, topic, floor, seqs)))
 
-        if core.is_ephemeral(topic):
+        if not core.is_logged(topic):
             done(None)
             return
         entry = RecordsDelete(floor, seqs.serialize() if seqs else b"")

@@ -132,13 +132,13 @@ class KeyIndex:
                 return row if now_ms - row.time_ms <= window_ms else None
         return None
 
-    def refuse_if_full(self, now_ms: int) -> None:
-        """Raise unless one more key fits."""
-        if self.entries < self._entries_max:
+    def refuse_if_full(self, now_ms: int, in_flight: int = 0) -> None:
+        """Raise unless one more key fits, beside those that are on their way."""
+        if self.entries + in_flight < self._entries_max:
             return
         for topic_id, keys in list(self._topics.items()):
             self._expire(topic_id, keys, keys.window_ms, now_ms)
-        if self.entries >= self._entries_max:
+        if self.entries + in_flight >= self._entries_max:
             raise Throttled(
                 f"{self.entries} idempotency keys are within their windows, the most allowed",
                 fix="retry later, shorten idempotency_window_ms, or raise "

@@ -74,6 +74,7 @@ class Lifecycle:
     def put(self, name: str, config: TopicConfig) -> Ticket[Put]:
         """Create a topic, or replace the config of the one that is there."""
         core = self._core
+        core.refuse_unready()
         ticket: Ticket[Put] = Ticket(core.runtime)
         check_dead_letter(name, config)
         topic = core.find(name)
@@ -98,6 +99,7 @@ class Lifecycle:
     def delete(self, name: str, *, if_empty: bool = False) -> Ticket[Deleted]:
         """Delete a topic with all its records; absent is not an error."""
         core = self._core
+        core.refuse_unready()
         ticket: Ticket[Deleted] = Ticket(core.runtime)
         topic = core.find(name)
         if topic is None or not topic.live:
@@ -207,7 +209,7 @@ class Lifecycle:
             retention.enforce(core, topic)
             ticket.resolve(Put(topic.name, topic.epoch, config, False))
 
-        entry = TopicConfigEntry(config.encode(), reserved_to)
+        entry = TopicConfigEntry(config.encode(), reserved_to, topic.staged)
         core.log(topic, ENTRY_TOPIC_CONFIG, entry, needs_sync=True, done=done)
 
 

@@ -17,6 +17,7 @@ from headrace.core.errors import HeadraceError, InvalidRequest, TopicNotFound
 from headrace.core.limits import seq_max
 from headrace.core.runtime import Ticket
 from headrace.engine import retention
+from headrace.engine.blocklist import BlockList
 from headrace.engine.core_state import Core
 from headrace.engine.topic import Topic
 from headrace.storage.block import Block, Record, Rows
@@ -162,7 +163,48 @@ class _Collector:
             self._add(run.rows(start, end, wait), run.size_of(start, end, wait))
             start = end
 
-    def take_block(self, block: Block, last: int) -> None:
+    def take_blocks(self, blocks: BlockList, last: int) -> None:
+        """Take from memory until `last` is passed or the page is full."""
+        while not self.full:
+            # A block has at least one record, so more of them are never needed at a time.
+            window = blocks.since(self.cursor + 1, self.left)
+            index = 0
+            while index < len(window) and window[index].first_seq <= last and not self.full:
+                taken = self._take_singles(window, index, last)
+                if taken == index and not self.full:
+                    self._take_block(window[index], last)
+                    taken += 1
+                index = taken
+            if index < len(window) or not window:
+                return
+
+    def _take_singles(self, blocks: list[Block], index: int, last: int) -> int:
+        """Take a stretch of one-record blocks at once; returns where it ends."""
+        seqs: list[int] = []
+        data: list[bytes] = []
+        stamps, kinds = [], []
+        size = 0
+        stop = min(len(blocks), index + self.left)
+        while index < stop:
+            block = blocks[index]
+            payload = block.single
+            if payload is None or block.first_seq > last:
+                break
+            size += block.bytes
+            if size > self.bytes_left and (data or self.rows):
+                size -= block.bytes
+                self.full = not data
+                break
+            seqs.append(block.first_seq)
+            stamps.append(block.ts)
+            data.append(payload)
+            kinds.append(block.kind)
+            index += 1
+        if data:
+            self._add(Rows(seqs, stamps, data, kinds, append_firsts=seqs), size)
+        return index
+
+    def _take_block(self, block: Block, last: int) -> None:
         stop = min(block.count, last - block.first_seq + 1)
         start = max(0, self.cursor + 1 - block.first_seq)
         while start < stop and not self.full:
@@ -322,10 +364,7 @@ class _Walk:
             if collector.cursor + 1 < in_memory and not self._sealed(min(stop, in_memory - 1)):
                 return
             if not collector.full:
-                for block in topic.blocks.from_seq(collector.cursor + 1):
-                    if block.first_seq > stop or collector.full:
-                        break
-                    collector.take_block(block, stop)
+                collector.take_blocks(topic.blocks, stop)
             if not collector.full:
                 collector.cursor = stop
             break

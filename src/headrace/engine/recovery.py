@@ -117,15 +117,15 @@ class Recovery:
         )
         self._make_durable(found, scans)
         clean = snapshot is not None and snapshot.clean
-        clean = clean and not any(scan.batches_replayed for scan in scans.values())
+        clean = clean and not any(scan.batches for scan in scans.values())
         gaps = self._announce_losses(scans, clean)
         self._settle()
-        self._core.next_wal_number = max((n for ns in found.values() for n in ns), default=0) + 1
+        self._number_files(snapshot)
         self._start_log(scans, starts, gaps)
         progress(1.0)
         return Recovered(
             len(core.by_id),
-            sum(scan.batches_replayed for scan in scans.values()),
+            sum(scan.batches for scan in scans.values()),
             sum(scan.bytes_read for scan in scans.values()),
             sum(scan.bytes_dropped for scan in scans.values()),
             clean,
@@ -201,7 +201,7 @@ class Recovery:
         found = discover(self._core.fs)
         if snapshot is None:
             return found
-        number_min = int.from_bytes(snapshot.extra.get(WAL_NUMBER, b""), "little")
+        number_min = _wal_number(snapshot)
         counted = {}
         for directory, numbers in found.items():
             if directory not in snapshot.positions:
@@ -209,6 +209,14 @@ class Recovery:
             if numbers:
                 counted[directory] = numbers
         return counted
+
+    def _number_files(self, snapshot: SnapshotState | None) -> None:
+        """New log files have higher numbers than any there ever was: replay goes by them."""
+        core = self._core
+        numbers = [n for numbers in discover(core.fs).values() for n in numbers]
+        if snapshot is not None:
+            numbers.append(_wal_number(snapshot) - 1)
+        core.next_wal_number = max(numbers, default=0) + 1
 
     def _make_durable(self, found: dict[str, list[int]], scans: dict[str, ShardScan]) -> None:
         """What was read may still be in the page cache only; what is useless has to go.
@@ -233,16 +241,17 @@ class Recovery:
     def _start_log(
         self, scans: dict[str, ShardScan], starts: dict[str, int], gaps: dict[int, Gap]
     ) -> None:
+        """Open the shards.  The first of them makes all gaps durable, before any other begins.
+
+        So a log whose newest file is of this boot has the gaps of every topic in it.
+        """
         core = self._core
-        first: dict[str, list[bytes]] = {}
-        for topic_id, gap in gaps.items():
-            directory = core.shard_of(topic_id).directory
-            entry = encode_control(ENTRY_GAP, topic_id, gap)
-            first.setdefault(directory, []).append(entry)
+        first = [encode_control(ENTRY_GAP, topic_id, gap) for topic_id, gap in gaps.items()]
         for shard in core.shards:
             scan = scans.get(shard.directory)
             base = scan.end if scan is not None else starts.get(shard.directory, 0)
-            shard.start(base, first.get(shard.directory, []))
+            shard.start(base, first)
+            first = []
 
     def _apply(self, kind: int, entry: bytes) -> None:
         if kind == ENTRY_APPEND:
@@ -293,6 +302,8 @@ class Recovery:
             topic.last_write_ms = block.arrived_ms
             core.keep(topic, block)
             core.mark(topic)
+            if topic.config.cap_records or topic.config.cap_bytes:
+                retention.enforce_caps(core, topic)
             if core.unsealed_bytes > core.settings.replay_memory_bytes:
                 self._seal_midway()
         if block.has_sidecar:
@@ -334,6 +345,8 @@ class Recovery:
         core.mark(topic)
         if kind == ENTRY_TOPIC_CONFIG:
             config = decode_control(entry, TopicConfig)[1]
+            if config.used_to > topic.head:
+                self._lose(topic, config.used_to)
             topic.set_config(decode_config(config.config))
             topic.reserved = max(topic.reserved, config.reserved_to)
         elif kind == ENTRY_TOPIC_DELETE:
@@ -389,9 +402,8 @@ class Recovery:
         core = self._core
         if clean:
             return {}
-        boot_id = core.fs.boot_id()
-        boots = {scan.boot_id for scan in scans.values() if scan.boot_id is not None}
-        same_boot = boots <= {boot_id}
+        newest = max(scans.values(), key=lambda scan: scan.last_number, default=None)
+        same_boot = newest is None or newest.boot_id in (core.fs.boot_id(), None)
         gaps = {}
         for topic in core.by_id.values():
             lossless = topic.needs_sync or (same_boot and not core.is_ephemeral(topic))
@@ -416,3 +428,7 @@ class Recovery:
             config = topic.config
             if config.ttl_ms or config.cap_records or config.cap_bytes:
                 retention.enforce(core, topic)
+
+
+def _wal_number(snapshot: SnapshotState) -> int:
+    return int.from_bytes(snapshot.extra.get(WAL_NUMBER, b""), "little")

@@ -22,18 +22,19 @@ def enforce(core: Core, topic: Topic) -> None:
     expired = False
     if config.ttl_ms and topic.head > topic.base:
         expired = _enforce_ttl(core, topic, core.clock.now_ms() - config.ttl_ms)
-    capped = _enforce_caps(core, topic)
+    capped = enforce_caps(core, topic)
     if not (expired or capped):
         return
     topic.drop_settled_gaps()
-    if not core.is_ephemeral(topic):
+    if core.is_logged(topic):
         floor = Floor(topic.cap_floor, topic.ttl_floor)
         core.log(topic, ENTRY_FLOOR, floor, needs_sync=topic.needs_sync and expired)
         if expired:
             core.shard_of(topic.id).flush()
 
 
-def _enforce_caps(core: Core, topic: Topic) -> bool:
+def enforce_caps(core: Core, topic: Topic) -> bool:
+    """Apply the caps alone, and log nothing: replaying an append does it as the append did."""
     config = topic.config
     evict_to = 0
     if config.cap_records:

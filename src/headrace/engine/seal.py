@@ -39,8 +39,11 @@ class Capture(NamedTuple):
     base: int  # rows up to here are dead
 
 
-def capture(core: Core, topic: Topic) -> Capture:
-    """Take everything of `topic` that is not in a file yet.  On the loop thread."""
+def capture(core: Core, topic: Topic, *, clean: bool = False) -> Capture:
+    """Take everything of `topic` that is not in a file yet.  On the loop thread.
+
+    At a clean exit the reservation ends: no seq above the head was given out.
+    """
     blocks = topic.blocks.since(max(topic.sealed_to, topic.base) + 1)
     held = topic.bytes
     sealed_to = topic.head
@@ -64,7 +67,7 @@ def capture(core: Core, topic: Topic) -> Capture:
         evict_floor_crash=topic.crash_floor,
         trim_floor=topic.trim_floor,
         delete_floor=max(topic.delete_floor, topic.base),
-        reserved_to=max(topic.reserved, topic.reserve_staged, topic.head),
+        reserved_to=topic.head if clean else _reserved(topic),
         bytes=held,
         holes=topic.holes.serialize() if topic.holes else b"",
         gaps=list(topic.gaps),
@@ -82,6 +85,10 @@ def capture(core: Core, topic: Topic) -> Capture:
         topic.sealing_bytes = topic.unsealed_bytes
     topic.unsealed_bytes -= topic.sealing_bytes
     return Capture(topic, state, blocks, topic.base)
+
+
+def _reserved(topic: Topic) -> int:
+    return max(topic.reserved, topic.reserve_staged, topic.head)
 
 
 def sealed(core: Core, captured: Capture) -> None:

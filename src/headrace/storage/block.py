@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from headrace.storage.headers import Header, decode_headers, encode_headers
+
 # Kinds of payload.  On-disk values: never change one.
 KIND_JSON = 0
 KIND_BYTES = 1
@@ -33,9 +35,9 @@ HEADER_BYTES = 64
 assert HEADER.size == HEADER_BYTES
 
 _U32 = struct.Struct("<I")
+_DATA_ONLY = bytes(7)  # the modes of all other columns
+_SINGLE_AT = HEADER_BYTES + 8  # where the data of a single record starts, after two offsets
 _PADS = tuple(b"\0" * (-n % 8) for n in range(8))
-
-Header = tuple[bytes, bytes]
 
 
 class Batch(NamedTuple):
@@ -163,31 +165,6 @@ class Rows:
         )
 
 
-def encode_headers(headers: Sequence[Header] | None) -> bytes | None:
-    """Name/value pairs of bytes as one value: (u32 length, bytes) twice a pair."""
-    if headers is None:
-        return None
-    parts = []
-    for name, value in headers:
-        parts += [_U32.pack(len(name)), name, _U32.pack(len(value)), value]
-    return b"".join(parts)
-
-
-def decode_headers(value: bytes | None) -> list[Header] | None:
-    """The inverse of `encode_headers`."""
-    if value is None:
-        return None
-    items: list[bytes] = []
-    at = 0
-    while at < len(value):
-        (length,) = _U32.unpack_from(value, at)
-        at += 4
-        items.append(value[at : at + length])
-        at += length
-    assert at == len(value) and len(items) % 2 == 0
-    return list(zip(items[::2], items[1::2], strict=True))
-
-
 class _Column(NamedTuple):
     mode: int
     offsets: int  # where the u32 offsets start
@@ -263,6 +240,14 @@ class Block:
         base = column.values
         ends = struct.unpack_from(f"<{stop - start + 1}I", raw, column.offsets + 4 * start)
         return [raw[base + a : base + b] for a, b in pairwise(ends)]
+
+    @property
+    def single(self) -> bytes | None:
+        """The payload of a block that is one record and nothing but data; None for any other."""
+        raw = self.raw
+        if self.count != 1 or raw[57:64] != _DATA_ONLY:
+            return None
+        return raw[_SINGLE_AT : _SINGLE_AT + self.bytes]
 
     def data_buffers(self) -> tuple[memoryview, memoryview]:
         """(u32 offsets of count + 1 items, values), without a copy."""

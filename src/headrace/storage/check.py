@@ -36,7 +36,7 @@ from headrace.storage.snapshot_files import LoadedSnapshot, read_latest, snapsho
 from headrace.storage.tier import SEGMENT_NAME, DirectoryStore, Store, Tiers
 from headrace.storage.wal_audit import Damage, Survey, survey
 from headrace.storage.wal_file import discover
-from headrace.storage.wal_repair import log_losses, matters
+from headrace.storage.wal_repair import Stretch, log_losses, matters
 
 LOCK_PATH = ".headrace.lock"
 LOST_SHOWN_MAX = 8
@@ -45,6 +45,7 @@ REPAIR_FIX = "run `headrace check --repair`, which keeps a copy, or restore a ba
 _SNAPSHOT = re.compile(r"snapshot-([0-9]{16})\.bin")
 _KEYS = re.compile(r"keys-([0-9]{16})\.bin")
 _WAL = re.compile(r"wal-([0-9]{16})\.log")
+_OWNER = "meta/owner"
 
 # error: the engine refuses to start, or records are lost.  warning: the next start puts it right
 # by itself, and nothing is lost.  note: nothing is wrong, and a person may want to know.
@@ -114,7 +115,7 @@ class Examination:
     surveys: dict[str, Survey] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
     log_bad: set[str] = field(default_factory=set)  # directories to repair
-    log_lost: dict[str, list[list[Lost]]] = field(default_factory=dict)
+    log_lost: dict[str, list[Stretch]] = field(default_factory=dict)
     topic_id_max: int = 0
     segments: dict[int, SegmentState] = field(default_factory=dict)
     lost: dict[int, list[Range]] = field(default_factory=dict)  # sealed records, by topic
@@ -307,8 +308,8 @@ class _Examiner:
                 found.add("warning", "wal_torn", damage.path, text, offset=damage.offset)
                 continue
             found.log_bad.add(directory)
-            lost = next(stretches) if matters(shard, damage, start) else []
-            self._damaged(damage, lost, heads, needed=matters(shard, damage, start))
+            needed = matters(shard, damage, start)
+            self._damaged(damage, next(stretches) if needed else None, heads)
         for tail in shard.tails:
             text = f"{tail.torn_bytes} bytes after the last whole batch; never acknowledged"
             found.add("warning", "wal_torn", tail.path, text, offset=tail.offset)
@@ -320,13 +321,15 @@ class _Examiner:
             return text + "; the snapshot was of a clean exit, so nothing is lost"
         return text + "; what was written after the snapshot is gone, and how much is not known"
 
-    def _damaged(self, damage: Damage, lost: list[Lost], heads: LogHeads, *, needed: bool) -> None:
+    def _damaged(self, damage: Damage, took: Stretch | None, heads: LogHeads) -> None:
         text = f"{damage.why} ({damage.length} bytes at position {damage.position})"
-        if not needed:
+        if took is None:
             text += "; the snapshot already has what was there, so nothing is lost"
         elif heads.deletes_undone:
             text += "; deletes that were in there come undone"
-        lost = lost + (heads.nameless() if needed else [])
+        for topic_id in took.recovered if took is not None else ():
+            text += f"; topic {topic_id}, whose name is lost, becomes {heads.names[topic_id]!r}"
+        lost = took.lost if took is not None else []
         self._found.add(
             "error", "wal_damaged", damage.path, text,
             fix=REPAIR_FIX, offset=damage.offset, lost=lost,
@@ -462,7 +465,9 @@ class _Examiner:
             found.add("note", "orphan", path, text)
         elif name.endswith(".broken"):
             found.add("note", "kept_copy", path, "kept aside; remove it when it is of no use")
-        elif not (segment or key or _SNAPSHOT.fullmatch(name) or _WAL.fullmatch(name)):
+        elif not (
+            segment or key or path == _OWNER or _SNAPSHOT.fullmatch(name) or _WAL.fullmatch(name)
+        ):
             found.add("note", "unknown_file", path, "not a file of Headrace; left alone")
 
     def _cold_leftovers(self, files: set[int]) -> None:

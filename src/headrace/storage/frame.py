@@ -89,6 +89,7 @@ class TopicCreate(Control, frozen=True):
 class TopicConfig(Control, frozen=True):
     config: bytes
     reserved_to: int
+    used_to: int = 0  # seqs given out so far, also those of records that are never stored
 
 
 class TopicDelete(Control, frozen=True):

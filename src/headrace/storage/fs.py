@@ -189,6 +189,7 @@ class RealFilesystem:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.abspath(os.fspath(root))
+        self._boot_id: bytes | None = None
 
     def _path(self, path: str) -> str:
         assert not path.startswith("/") and ".." not in path.split("/"), path
@@ -263,12 +264,14 @@ class RealFilesystem:
         return stat.f_bavail * stat.f_frsize
 
     def boot_id(self) -> bytes:
-        try:
-            with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-                return bytes.fromhex(file.read().strip().replace("-", ""))
-        except OSError:
-            # Unknown counts as another boot each time: the careful reading after a crash.
-            return os.urandom(16)
+        if self._boot_id is None:
+            try:
+                with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+                    self._boot_id = bytes.fromhex(file.read().strip().replace("-", ""))
+            except OSError:
+                # Unknown counts as another boot: the careful reading after a crash.
+                self._boot_id = os.urandom(16)
+        return self._boot_id
 
     def describe(self, path: str) -> str:
         return self._path(path)

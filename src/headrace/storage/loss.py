@@ -17,9 +17,7 @@ from pyroaring import BitMap64
 from headrace.storage.block import ENTRY_APPEND
 from headrace.storage.block import HEADER as APPEND
 from headrace.storage.frame import (
-    BATCH,
     BATCH_HEADER_BYTES,
-    BATCH_MAGIC,
     ENTRY_GAP,
     ENTRY_RECORDS_DELETE,
     ENTRY_TOPIC_CREATE,
@@ -27,6 +25,7 @@ from headrace.storage.frame import (
     ENTRY_TYPES,
     Gap,
     TopicCreate,
+    decode_batch_header,
     decode_control,
     entry_topic,
 )
@@ -38,6 +37,10 @@ Range = tuple[int, int]  # first and last, both inclusive
 RECORD_BYTES_MIN = 4
 CREATE_BYTES_MIN = 32
 _EPHEMERAL = "ephemeral"
+# A restored directory counts epochs from another start (engine/core_state.py).  Never change it.
+EPOCHS_PER_GENERATION = 1 << 32
+# What a topic is called from now on when its creation, and so its name, was lost.
+RECOVERED_NAME = "headrace-recovered"
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -50,9 +53,13 @@ class Lost(msgspec.Struct, frozen=True):
     certain: bool = True
 
     def __str__(self) -> str:
-        name = repr(self.topic) if self.topic else f"of unknown name, id {self.topic_id},"
         much = f"seq {self.first}..{self.last}"
-        return f"topic {name} {much}" if self.certain else f"topic {name} at most {much}"
+        return f"topic {self.topic!r} {much if self.certain else 'at most ' + much}"
+
+
+def epoch_of(generation: int, topic_id: int) -> int:
+    """The epoch of a topic: one that no other topic ever has, before a restore or after it."""
+    return generation * EPOCHS_PER_GENERATION + topic_id
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
@@ -197,8 +204,8 @@ class LogHeads:
         self._deleted: set[int] = set()
         self._doubts: dict[int, tuple[int, int, int]] = {}  # topic -> stretch, first, last
         self._lost: list[dict[int, tuple[int, int, bool]]] = []  # by stretch
-        self._nameless: dict[int, Range] = {}
-        self.deletes_undone = 0
+        self.recovered: list[list[int]] = []  # by stretch: topics whose creation it took
+        self.deletes_undone = 0  # -1: not known
 
     def apply(self, kind: int, entry: bytes) -> None:
         topic_id = entry_topic(entry)
@@ -207,8 +214,8 @@ class LogHeads:
             self._create(topic_id, decode_control(entry, TopicCreate)[1])
         elif kind == ENTRY_TOPIC_DELETE:
             self._deleted.add(topic_id)
-            for known in (self._heads, self._doubts, self._nameless):
-                known.pop(topic_id, None)
+            self._heads.pop(topic_id, None)
+            self._doubts.pop(topic_id, None)
         elif kind == ENTRY_APPEND:
             fields = APPEND.unpack_from(entry)
             self._append(topic_id, fields[5], fields[5] + fields[9] - 1)
@@ -226,20 +233,26 @@ class LogHeads:
     def _append(self, topic_id: int, first: int, last: int) -> None:
         head = self._heads.get(topic_id)
         if head is None:
-            if topic_id >= self._known_below and topic_id not in self._deleted:
-                low, high = self._nameless.get(topic_id, (first, last))
-                self._nameless[topic_id] = (min(low, first), max(high, last))
-            return
+            if topic_id < self._known_below or topic_id in self._deleted or not self._lost:
+                return
+            # Its creation was in the last stretch: the records are kept, under another name.
+            self.recovered[-1].append(topic_id)
+            self.names[topic_id] = f"{RECOVERED_NAME}-{topic_id}"
+            head = self._heads[topic_id] = 0
         doubt = self._doubts.pop(topic_id, None) if last > head else None
         if first > head + 1 and self._lost:
             stretch = doubt[0] if doubt is not None else len(self._lost) - 1
             self._lost[stretch][topic_id] = (head + 1, first - 1, True)
         self._heads[topic_id] = max(head, last)
 
-    def damaged(self, length: int, stored: bytes | None) -> None:
-        """A stretch of `length` bytes is gone; `stored` is what is in its place, if anything."""
+    def damaged(self, length: int, stored: bytes | None, batches: int) -> None:
+        """A stretch of `length` bytes and so many batches (-1: unknown) is gone.
+
+        `stored` is what is in its place, if anything.
+        """
         self._lost.append({})
-        guess = self.guess(stored) if stored is not None else None
+        self.recovered.append([])
+        guess = self.guess(stored, batches) if stored is not None else None
         stretch = len(self._lost) - 1
         if guess is not None:
             self.deletes_undone += guess.deletes
@@ -264,20 +277,23 @@ class LogHeads:
         if last >= first:
             self._doubts[topic_id] = (stretch, first, last)
 
-    def guess(self, stored: bytes) -> Guess | None:
-        """What the stretch held; None as soon as anything in it does not add up."""
+    def guess(self, stored: bytes, batches: int) -> Guess | None:
+        """What the stretch held; None as soon as anything in it does not add up.
+
+        A batch header is believed by its own hash; of the entries only the lengths, the topics
+        and the seqs are, and those only if they fit what was before, without exception.
+        """
         found = Guess({}, set(), 0)
         deletes = at = 0
-        while at < len(stored):
-            if not any(stored[at : at + 8]):
+        for _ in range(batches):
+            while at < len(stored) and not any(stored[at : at + 8]):
                 at += 8
-                continue
-            if at + BATCH_HEADER_BYTES > len(stored) or stored[at : at + 4] != BATCH_MAGIC:
+            header = decode_batch_header(stored, at)
+            if header is None:
                 return None
-            body_bytes, entries = BATCH.unpack_from(stored, at)[5:7]
             at += BATCH_HEADER_BYTES
-            end = at + body_bytes
-            for _ in range(entries):
+            end = at + header.body_bytes
+            for _ in range(header.entries):
                 kind, length = self._guess_entry(stored, at, end, found)
                 if not kind:
                     return None
@@ -285,7 +301,7 @@ class LogHeads:
                 at += length
             if at != end:
                 return None
-        return found._replace(deletes=deletes)
+        return found._replace(deletes=deletes) if batches > 0 and not any(stored[at:]) else None
 
     def _guess_entry(self, stored: bytes, at: int, end: int, found: Guess) -> tuple[int, int]:
         """(kind, length) of the entry at `at`, kind 0 when it cannot be one."""
@@ -324,7 +340,3 @@ class LogHeads:
             ]
             for lost in self._lost
         ]
-
-    def nameless(self) -> list[Lost]:
-        """Records of topics whose creation was lost: nobody can ask for them any more."""
-        return [Lost("", topic_id, *found) for topic_id, found in sorted(self._nameless.items())]

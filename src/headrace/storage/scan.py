@@ -28,7 +28,7 @@ from headrace.storage.frame import (
     split_entries,
 )
 from headrace.storage.fs import File, Filesystem
-from headrace.storage.wal_file import file_path
+from headrace.storage.wal_file import file_path, first_position
 
 WINDOW_BYTES = 1 << 20
 
@@ -43,8 +43,8 @@ class ShardScan:
     directory: str
     end: int = 0
     boot_id: bytes | None = None  # of the boot that wrote the last batch
-    batches: int = 0
-    batches_replayed: int = 0  # at or after the position asked for
+    last_number: int = 0  # of the file that holds it
+    batches: int = 0  # from the start asked for on
     bytes_read: int = 0
     bytes_dropped: int = 0  # un-acknowledged bytes after the end
     useless: list[str] = field(default_factory=list)  # files that can be unlinked
@@ -100,12 +100,25 @@ class ShardScanner:
         self._bad = ""  # where the log broke off, in words; empty while it is whole
         self.result = ShardScan(directory)
 
+    def skip_obsolete(self, numbers: list[int]) -> list[int]:
+        """The files from the one that holds the start on: what is before it is of no interest.
+
+        Obsolete files are removed in any order, so there may be holes among them.
+        """
+        if self._start is None:
+            return numbers
+        for index in range(len(numbers) - 1, -1, -1):
+            base = first_position(self._fs, file_path(self.result.directory, numbers[index]))
+            if base is not None and base <= self._start:
+                return numbers[index:]
+        return numbers
+
     def scan_file(self, number: int) -> None:
         """Deliver every entry of this file that counts."""
         path = file_path(self.result.directory, number)
         file = self._fs.open_read(path)
         try:
-            self._scan(path, Window(file, self._window_bytes))
+            self._scan(path, number, Window(file, self._window_bytes))
         finally:
             file.close()
 
@@ -121,7 +134,7 @@ class ShardScanner:
             self.result.end = self._expected
         return self.result
 
-    def _scan(self, path: str, window: Window) -> None:
+    def _scan(self, path: str, number: int, window: Window) -> None:
         header = decode_file_header(window.get(0, PAGE_BYTES), self._fs.describe(path))
         first = decode_batch_header(window.get(PAGE_BYTES, BATCH_HEADER_BYTES), 0)
         usable = header is not None and first is not None and first.salt == header.salt
@@ -142,8 +155,15 @@ class ShardScanner:
         elif base < self._expected:
             raise self._corrupt(path, 0, base, "this file overlaps the one before it")
         end = self._batches(path, window, header, base)
+        if end == PAGE_BYTES:
+            # A file without a whole batch takes no room in the count of bytes.
+            self._refuse_if_promised(path, window, 0, base)
+            self._expected = base
+            self.result.useless.append(path)
+            return
         self._expected = base + end
         self.result.boot_id = header.boot_id
+        self.result.last_number = number
         if self._torn(window, end):
             self._refuse_if_promised(path, window, end, base + end)
             self._bad = self._bad or f"{path} at offset {end}"
@@ -151,7 +171,11 @@ class ShardScanner:
 
     def _batches(self, path: str, window: Window, header: FileHeader, base: int) -> int:
         """Deliver whole batches; return the offset where they end."""
-        end, ordinal = PAGE_BYTES, 0
+        end = PAGE_BYTES
+        ordinal: int | None = 0
+        if self._start is not None and self._start - base > PAGE_BYTES:
+            # What is before the start in this file was sealed long ago.
+            end, ordinal = self._start - base, None
         while True:
             found = self._next_batch(window, header.salt, base, end, ordinal)
             if found is None:
@@ -160,17 +184,15 @@ class ShardScanner:
             body = window.get(offset + BATCH_HEADER_BYTES, batch.body_bytes)
             if len(body) < batch.body_bytes or xxh3_64_intdigest(body) != batch.body_hash:
                 return end
-            if self._start is None or batch.position >= self._start:
-                self.result.batches_replayed += 1
-                for kind, entry in split_entries(body, batch.entries, path):
-                    self._on_entry(kind, entry)
+            for kind, entry in split_entries(body, batch.entries, path):
+                self._on_entry(kind, entry)
             self.result.batches += 1
             self.result.bytes_read += BATCH_HEADER_BYTES + batch.body_bytes
-            ordinal += 1
+            ordinal = batch.ordinal + 1
             end = offset + BATCH_HEADER_BYTES + batch.body_bytes
 
     def _next_batch(
-        self, window: Window, salt: int, base: int, end: int, ordinal: int
+        self, window: Window, salt: int, base: int, end: int, ordinal: int | None
     ) -> tuple[int, BatchHeader] | None:
         """The batch after `end`: right there, or at the start of the next page."""
         for offset in (end, end + -end % PAGE_BYTES):
@@ -179,7 +201,7 @@ class ShardScanner:
                 batch is not None
                 and batch.salt == salt
                 and batch.position == base + offset
-                and batch.ordinal == ordinal
+                and ordinal in (batch.ordinal, None)
             ):
                 return offset, batch
         return None
@@ -256,7 +278,8 @@ def scan_all(
         directory: ShardScanner(fs, directory, starts.get(directory), on_entry, window_bytes)
         for directory in found.keys() | starts.keys()
     }
-    order = sorted((number, d) for d, numbers in found.items() for number in numbers)
+    counted = {d: scanners[d].skip_obsolete(numbers) for d, numbers in found.items()}
+    order = sorted((number, d) for d, numbers in counted.items() for number in numbers)
     for done, (number, directory) in enumerate(order):
         on_file(done, len(order))
         scanners[directory].scan_file(number)

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
 
-from headrace.storage.block import Header, Rows
+from headrace.storage.block import Rows
+from headrace.storage.headers import Header
 
 FIXED_WIDTHS = {
     "topic_id": 8,

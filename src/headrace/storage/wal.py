@@ -36,6 +36,8 @@ from headrace.storage.wal_file import WalFile, create_wal_file
 
 # What the system says when there is no room: a state that ends by itself, not damage.
 NO_ROOM_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# And when the process has used up something that it may get back.
+NO_MEANS_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 # The first file is small, so that an empty directory serves at once.
 FIRST_FILE_BYTES = 4 << 20
 NO_ROOM_RETRY_SECONDS = 5
@@ -171,10 +173,10 @@ class WalShard:
 
     @property
     def state(self) -> str:
-        """`ok`, `wal_read_only` or `disk_full`."""
+        """`ok`, `wal_read_only`, `disk_full` or `out_of_resources`."""
         if self._poison is not None:
             return "wal_read_only"
-        return "ok" if self._no_room is None else "disk_full"
+        return "ok" if self._no_room is None else _shortage(self._no_room)
 
     def stage(self, commit: Commit) -> None:
         """Take a commit into the next batch.  The caller has asked `refusal` first."""
@@ -263,7 +265,7 @@ class WalShard:
         self._quiet = entries == 0
 
     def _write_failed(self, error: OSError) -> HeadraceError:
-        if error.errno in NO_ROOM_ERRNOS:
+        if error.errno in NO_ROOM_ERRNOS or error.errno in NO_MEANS_ERRNOS:
             self._no_room = error
             return _no_room_error(error)
         self._poisoned(error)
@@ -284,7 +286,8 @@ class WalShard:
             # Nothing was ready: a bare file now, rather than a stall or a refusal.
             ready = self._create(self._file_bytes, zeroed=False)
             self._names_unsynced = True
-        ready.base = self._current.base + self._offset
+        # A file in which no write succeeded takes no room in the count of bytes.
+        ready.base = self._current.base + (self._offset if self._ordinal else 0)
         previous, self._current = self._current, ready
         if previous not in self._unsynced:
             previous.file.close()
@@ -445,10 +448,14 @@ def _nothing() -> None:
 
 def _no_room_error(error: OSError) -> NotReady:
     return NotReady(
-        f"no room on the disk of the log: {error}",
+        f"no room for the log: {error}",
         fix="free space; writing resumes by itself, reads go on",
-        detail={"reason": "disk_full", "retry_after_s": NO_ROOM_RETRY_SECONDS},
+        detail={"reason": _shortage(error), "retry_after_s": NO_ROOM_RETRY_SECONDS},
     )
+
+
+def _shortage(error: OSError) -> str:
+    return "disk_full" if error.errno in NO_ROOM_ERRNOS else "out_of_resources"
 
 
 def _unknown_outcome(error: OSError) -> Internal:

@@ -40,6 +40,7 @@ class Damage(NamedTuple):
     """Bytes of the shard's log between whole batches that are none: `length` at `position`.
 
     `stored` of them are at `offset` of the file at `path`; the others are in no file at all.
+    `batches` is how many batches there were, -1 when nothing tells.
     """
 
     path: str
@@ -48,6 +49,7 @@ class Damage(NamedTuple):
     position: int
     length: int
     why: str
+    batches: int = -1
 
 
 class Tail(NamedTuple):
@@ -59,6 +61,8 @@ class Tail(NamedTuple):
 
 
 Item = WholeBatch | Damage | Tail
+
+_WHY = "a batch does not match its checksum"
 
 
 class LogFile(NamedTuple):
@@ -194,7 +198,7 @@ class FileWalk:
         base = self._base
         assert base is not None
         if self._header is None:
-            yield Damage(self.path, 0, PAGE_BYTES, base, PAGE_BYTES, "its header is damaged")
+            yield Damage(self.path, 0, PAGE_BYTES, base, PAGE_BYTES, "its header is damaged", 0)
         while True:
             batch = self._next() or self._search(self._end)
             if batch is None:
@@ -202,8 +206,8 @@ class FileWalk:
                 return
             if batch.header.ordinal != self._ordinal:
                 length = batch.offset - self._end
-                why = "a batch does not match its checksum"
-                yield Damage(self.path, self._end, length, base + self._end, length, why)
+                batches = batch.header.ordinal - self._ordinal
+                yield Damage(self.path, self._end, length, base + self._end, length, _WHY, batches)
             yield batch
             self._batches += 1
             self._ordinal = batch.header.ordinal + 1
@@ -217,8 +221,7 @@ class FileWalk:
         base = self._base or 0
         if self.durable > base + self._end and torn_bytes:
             length = torn_bytes + -torn_bytes % 8
-            why = "a batch does not match its checksum"
-            yield Damage(self.path, self._end, length, base + self._end, length, why)
+            yield Damage(self.path, self._end, length, base + self._end, length, _WHY)
             torn_bytes = 0
         yield Tail(self.path, self._end, torn_bytes)
 

@@ -97,14 +97,14 @@ def removable(fs: Filesystem, positions: dict[str, int], number_min: int) -> lis
             paths += [file_path(directory, n) for n in numbers if n < number_min]
             continue
         for number, following in pairwise(numbers):
-            base = _first_position(fs, file_path(directory, following))
+            base = first_position(fs, file_path(directory, following))
             if base is None or base > positions[directory]:
                 break
             paths.append(file_path(directory, number))
     return paths
 
 
-def _first_position(fs: Filesystem, path: str) -> int | None:
+def first_position(fs: Filesystem, path: str) -> int | None:
     """The shard position of a file's first byte; None while it has no batch."""
     file = fs.open_read(path)
     try:

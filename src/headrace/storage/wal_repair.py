@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import merge
+from typing import NamedTuple
 
 from headrace.core.clock import Clock, Random
 from headrace.storage.frame import (
@@ -30,7 +31,7 @@ from headrace.storage.frame import (
     split_entries,
 )
 from headrace.storage.fs import File, Filesystem, parent, write_all
-from headrace.storage.loss import LogHeads, Lost
+from headrace.storage.loss import RECOVERED_NAME, LogHeads, Lost, epoch_of
 from headrace.storage.wal_audit import (
     Damage,
     LogFile,
@@ -119,9 +120,26 @@ class LogRepair:
     unreached: bool = False  # it ended before the position where replay begins
 
 
+class Epochs(NamedTuple):
+    """What new topics in a repaired log need to know."""
+
+    generation: int
+    topic_id_max: int
+
+    def of(self, topic_id: int) -> int:
+        return epoch_of(self.generation, topic_id)
+
+
+class Stretch(NamedTuple):
+    """What one damaged stretch of log took, and what is written in its place."""
+
+    lost: list[Lost]
+    recovered: list[int]  # topics whose creation it took, and of which records follow
+
+
 def log_losses(
     fs: Filesystem, surveys: Mapping[str, Survey], starts: Mapping[str, int], heads: LogHeads
-) -> dict[str, list[list[Lost]]]:
+) -> dict[str, list[Stretch]]:
     """What each damaged stretch of each shard took, in order; `heads` is left as after the log.
 
     All shards are gone through together, oldest file first, as recovery does.
@@ -131,13 +149,15 @@ def log_losses(
     for item in merge(*walks, key=lambda item: item.path.rpartition("/")[2]):
         if isinstance(item, Damage):
             directories.append(parent(item.path))
-            heads.damaged(item.length, read_stretch(fs, item, STRETCH_BYTES_MAX))
+            stored = read_stretch(fs, item, STRETCH_BYTES_MAX)
+            heads.damaged(item.length, stored, item.batches)
         else:
             for kind, entry in split_entries(item.body, item.header.entries, item.path):
                 heads.apply(kind, entry)
-    losses: dict[str, list[list[Lost]]] = {directory: [] for directory in surveys}
-    for directory, lost in zip(directories, heads.finish(), strict=True):
-        losses[directory].append(lost)
+    losses: dict[str, list[Stretch]] = {directory: [] for directory in surveys}
+    lost = heads.finish()
+    for directory, took, recovered in zip(directories, lost, heads.recovered, strict=True):
+        losses[directory].append(Stretch(took, recovered))
     return losses
 
 
@@ -167,8 +187,8 @@ def repair_shard(
     fs: Filesystem,
     found: Survey,
     start: int | None,
-    stretches: list[list[Lost]],
-    topic_id_max: int,
+    stretches: list[Stretch],
+    epochs: Epochs,
     random: Random,
     clock: Clock,
 ) -> LogRepair:
@@ -181,9 +201,9 @@ def repair_shard(
     base, old = _extent(found, start)
     writer = LogWriter(fs, found.directory, _header_for(fs, found, random, clock), base)
     try:
-        done.batches_kept = _copy(fs, found, start, stretches, writer)
+        done.batches_kept = _copy(fs, found, start, stretches, epochs, writer)
         if stretches:
-            _move_topic_ids(writer, topic_id_max + 1, clock)
+            _move_topic_ids(writer, epochs, clock)
         writer.finish()
     except BaseException:
         writer.abort()
@@ -230,14 +250,19 @@ def _copy(
     fs: Filesystem,
     found: Survey,
     start: int | None,
-    stretches: list[list[Lost]],
+    stretches: list[Stretch],
+    epochs: Epochs,
     writer: LogWriter,
 ) -> int:
     """Whole batches from the new file's base on, and a gap for what is lost between them."""
     kept = stretch = 0
     for item in _needed(fs, found, start):
         if isinstance(item, Damage):
-            for lost in stretches[stretch]:
+            for topic_id in stretches[stretch].recovered:
+                name = f"{RECOVERED_NAME}-{topic_id}"
+                create = TopicCreate(name, epochs.of(topic_id), b"{}", 0, 0)
+                writer.add(encode_control(ENTRY_TOPIC_CREATE, topic_id, create))
+            for lost in stretches[stretch].lost:
                 gap = Gap(lost.first, lost.last)
                 writer.add(encode_control(ENTRY_GAP, lost.topic_id, gap))
             stretch += 1
@@ -249,12 +274,14 @@ def _copy(
     return kept
 
 
-def _move_topic_ids(writer: LogWriter, topic_id: int, clock: Clock) -> None:
+def _move_topic_ids(writer: LogWriter, epochs: Epochs, clock: Clock) -> None:
     """No id that the damage may have held is given out again: a topic comes and goes above it."""
+    topic_id = epochs.topic_id_max + 1
+    epoch = epochs.of(topic_id)
     name = f"{PLACEHOLDER_NAME}-{topic_id}"
-    create = TopicCreate(name, topic_id, b"{}", 0, clock.wall_ms())
+    create = TopicCreate(name, epoch, b"{}", 0, clock.wall_ms())
     writer.add(encode_control(ENTRY_TOPIC_CREATE, topic_id, create))
-    writer.add(encode_control(ENTRY_TOPIC_DELETE, topic_id, TopicDelete(topic_id)))
+    writer.add(encode_control(ENTRY_TOPIC_DELETE, topic_id, TopicDelete(epoch)))
 
 
 def _finish_interrupted(fs: Filesystem, found: Survey, done: LogRepair) -> None:

@@ -1,0 +1,412 @@
+"""Showing what the files of a data directory hold, as one mapping of plain values a line.
+
+For people and scripts; read-only, takes no lock, and goes on after damage, which it shows as lines
+of its own.  The names of the fields are those of docs/formats/.  It decides nothing: `check.py`
+says what is wrong.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+from pyroaring import BitMap64
+
+from headrace.core.errors import CorruptionError, HeadraceError, InvalidRequest, TopicNotFound
+from headrace.storage.block import ENTRY_APPEND, Record, decode_block
+from headrace.storage.cache import BlockCache
+from headrace.storage.check import replayed_files
+from headrace.storage.check_segments import CACHE_BYTES
+from headrace.storage.frame import (
+    ENTRY_FLOOR,
+    ENTRY_GAP,
+    ENTRY_RECORDS_DELETE,
+    ENTRY_RESERVE,
+    ENTRY_STATE,
+    ENTRY_TOPIC_CONFIG,
+    ENTRY_TOPIC_CREATE,
+    ENTRY_TOPIC_DELETE,
+    PAGE_BYTES,
+    Control,
+    Floor,
+    Gap,
+    RecordsDelete,
+    Reserve,
+    State,
+    TopicConfig,
+    TopicCreate,
+    TopicDelete,
+    decode_control,
+    decode_file_header,
+    entry_topic,
+    split_entries,
+)
+from headrace.storage.fs import Filesystem, read_exact, read_file
+from headrace.storage.keys import HEADER, TRAILER, KeyFileMeta, decode_keys
+from headrace.storage.loss import holes_of, merged, ranges_of
+from headrace.storage.segment import SegmentMeta
+from headrace.storage.segment_reader import Segment, find_meta
+from headrace.storage.snapshot import SnapshotState, TopicState, decode
+from headrace.storage.snapshot_files import read_latest, snapshot_path
+from headrace.storage.tier import DirectoryStore, Store, Tiers
+from headrace.storage.wal_audit import Damage, WholeBatch, walk_shard
+from headrace.storage.wal_file import file_path
+
+Line = dict[str, object]
+
+ROWS_PER_READ = 1000
+# A file is shown by itself, so that it may begin at any position.
+ANYWHERE = 1 << 63
+
+_CONTROLS: dict[int, tuple[str, type[Control]]] = {
+    ENTRY_TOPIC_CREATE: ("topic_create", TopicCreate),
+    ENTRY_TOPIC_CONFIG: ("topic_config", TopicConfig),
+    ENTRY_TOPIC_DELETE: ("topic_delete", TopicDelete),
+    ENTRY_RECORDS_DELETE: ("records_delete", RecordsDelete),
+    ENTRY_FLOOR: ("floor", Floor),
+    ENTRY_RESERVE: ("reserve", Reserve),
+    ENTRY_GAP: ("gap", Gap),
+    ENTRY_STATE: ("state", State),
+}
+_KINDS = {0: "json", 1: "bytes", 2: "command"}
+_LOG = re.compile(r"(?P<directory>wal(?:/shard-[0-9]+)?)/wal-(?P<number>[0-9]{16})\.log")
+_SNAPSHOT = re.compile(r"meta/snapshot-(?P<number>[0-9]{16})\.bin")
+_KEYS = re.compile(r"meta/keys-(?P<number>[0-9]{16})\.bin")
+_SEGMENT = re.compile(r"segments/seg-(?P<number>[0-9]{16})\.arrow")
+
+
+def dump(
+    fs: Filesystem,
+    paths: Sequence[str] = (),
+    *,
+    topic: str | None = None,
+    records: bool = False,
+    cold: Store | None = None,
+) -> Iterator[Line]:
+    """Lines of these files, or of everything that the newest snapshot and the log hold.
+
+    With `topic` only what is about that topic; with `records` each record too.
+    """
+    dumper = _Dumper(fs, cold, records)
+    if topic is not None:
+        dumper.choose(topic)
+    if paths:
+        for path in paths:
+            yield from dumper.file(path)
+    else:
+        yield from dumper.everything()
+
+
+def text_or_base64(name: str, value: bytes | None) -> Line:
+    """Bytes as text where they are UTF-8, else under another name as base64.
+
+    >>> text_or_base64("data", b"{}"), text_or_base64("data", b"\\xff")
+    ({'data': '{}'}, {'data_base64': '/w=='})
+    """
+    if value is None:
+        return {}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}
+
+
+def record_line(record: Record, file: str, topic_id: int, topic: str | None) -> Line:
+    """One record, without the columns it has no value in."""
+    line: Line = {"type": "record", "file": file, "topic_id": topic_id, "topic": topic}
+    line |= {"seq": record.seq, "ts": record.ts}
+    line |= {"kind": _KINDS.get(record.kind, record.kind)}
+    line |= {"append_first_seq": record.append_first_seq}
+    line |= {n: v for n, v in (("tag", record.tag), ("node", record.node)) if v is not None}
+    line |= text_or_base64("meta", record.meta) | text_or_base64("data", record.data)
+    if record.headers:
+        line["headers"] = [
+            text_or_base64("name", name) | text_or_base64("value", value)
+            for name, value in record.headers
+        ]
+    return line
+
+
+def _plain(value: object) -> object:
+    """Bytes of control entries as text where they are text."""
+    if isinstance(value, bytes):
+        return next(iter(text_or_base64("", value).values()))
+    return value
+
+
+class _Dumper:
+    def __init__(self, fs: Filesystem, cold: Store | None, records: bool) -> None:
+        self._fs = fs
+        self._tiers = Tiers(DirectoryStore(fs), cold)
+        self._records = records
+        self._only: set[int] | None = None
+        self._names: dict[int, str] = {}
+        self._state: SnapshotState | None = None
+        try:
+            loaded = read_latest(fs)
+        except HeadraceError:
+            loaded = None  # Said by the lines of the file itself.
+        if loaded is not None:
+            self._state = loaded.state
+            self._names = {t.id: t.name for t in loaded.state.topics.values()}
+
+    def choose(self, topic: str) -> None:
+        """Only lines about the topics that have, or had, this name."""
+        for directory, numbers in replayed_files(self._fs, self._state).items():
+            for _ in self._log(directory, numbers):
+                """Names are learnt on the way."""
+        self._only = {i for i, name in self._names.items() if name == topic}
+        if not self._only:
+            raise TopicNotFound.named(topic)
+
+    def everything(self) -> Iterator[Line]:
+        state = self._state
+        if state is not None:
+            yield from self._snapshot_state(state)
+            for meta in state.files.values():
+                yield from self._segment(meta)
+            for key_file in state.key_files:
+                yield from self._keys(key_file.path, key_file)
+        for directory, numbers in sorted(replayed_files(self._fs, state).items()):
+            yield from self._log(directory, numbers)
+
+    def file(self, path: str) -> Iterator[Line]:
+        """Lines of one file, named relative to the data directory."""
+        if not self._fs.exists(path):
+            raise InvalidRequest(
+                f"{self._fs.describe(path)} does not exist",
+                fix="name a file relative to the data directory, such as wal/wal-….log",
+            )
+        if match := _LOG.fullmatch(path):
+            yield from self._log(match["directory"], [int(match["number"])])
+        elif match := _SNAPSHOT.fullmatch(path):
+            yield from self._snapshot_file(int(match["number"]))
+        elif _KEYS.fullmatch(path):
+            yield from self._keys(path, None)
+        elif _SEGMENT.fullmatch(path):
+            yield from self._found_segment(path)
+        else:
+            raise InvalidRequest(
+                f"{self._fs.describe(path)} is no log, snapshot, key file or segment",
+                fix="name one of those; docs/formats/ has the tree",
+            )
+
+    def _wanted(self, topic_id: int) -> bool:
+        return self._only is None or topic_id in self._only
+
+    # Snapshots
+
+    def _snapshot_file(self, number: int) -> Iterator[Line]:
+        path = snapshot_path(number)
+        file = self._fs.open_read(path)
+        try:
+            name = self._fs.describe(path)
+            found = decode(partial(read_exact, file), file.size(), name)
+        except (CorruptionError, EOFError) as error:
+            yield {"type": "damage", "file": path, "why": str(error)}
+            return
+        finally:
+            file.close()
+        change, header = found.change, found.header
+        yield {
+            "type": "snapshot", "file": path, "number": header.number,
+            "kind": "delta" if header.base_number else "full", "base_number": header.base_number,
+            "file_hash": f"{found.file_hash:016x}", "created_ms": change.created_ms,
+            "clean": change.clean, "generation": change.generation,
+            "next_topic_id": change.next_topic_id, "next_file_id": change.next_file_id,
+            "positions": change.positions, "topics_removed": sorted(change.topics_removed),
+            "files_removed": sorted(change.files_removed),
+        }  # fmt: skip
+        yield from self._listed(
+            path, change.topics.values(), change.files.values(), change.key_files, change.extra
+        )
+
+    def _snapshot_state(self, state: SnapshotState) -> Iterator[Line]:
+        path = snapshot_path(state.number)
+        yield {
+            "type": "snapshot", "file": path, "number": state.number, "kind": "state",
+            "created_ms": state.created_ms, "clean": state.clean, "generation": state.generation,
+            "next_topic_id": state.next_topic_id, "next_file_id": state.next_file_id,
+            "positions": state.positions, "boot_id": state.boot_id.hex(),
+        }  # fmt: skip
+        yield from self._listed(
+            path, state.topics.values(), state.files.values(), state.key_files, state.extra
+        )
+
+    def _listed(
+        self,
+        path: str,
+        topics: Iterable[TopicState],
+        files: Iterable[SegmentMeta],
+        key_files: Iterable[KeyFileMeta],
+        extra: dict[str, bytes],
+    ) -> Iterator[Line]:
+        for topic in topics:
+            if self._wanted(topic.id):
+                yield _topic_line(path, topic)
+        if self._only is not None:
+            return
+        for meta in files:
+            yield {"type": "listed_segment", "file": path, **msgspec.to_builtins(meta)}
+        for key_file in key_files:
+            fields = {n: getattr(key_file, n) for n in KeyFileMeta.__struct_fields__}
+            yield {"type": "listed_key_file", "file": path, **fields}
+        for name, value in extra.items():
+            yield {"type": "extra", "file": path, "name": name, "bytes": len(value)}
+
+    # The log
+
+    def _log(self, directory: str, numbers: list[int]) -> Iterator[Line]:
+        for number in numbers:
+            if self._only is None:
+                yield self._log_file(file_path(directory, number))
+            for item in walk_shard(self._fs, directory, [number], ANYWHERE):
+                if isinstance(item, WholeBatch):
+                    yield from self._batch(item)
+                elif isinstance(item, Damage):
+                    yield _renamed("damage", item._asdict())
+                elif item.torn_bytes:
+                    yield _renamed("torn", item._asdict())
+
+    def _log_file(self, path: str) -> Line:
+        file = self._fs.open_read(path)
+        try:
+            page, size = file.pread(PAGE_BYTES, 0), file.size()
+        finally:
+            file.close()
+        line: Line = {"type": "wal_file", "file": path, "size": size}
+        header = decode_file_header(page, self._fs.describe(path))
+        if header is None:
+            return line | {"header": None}
+        salt, boot_id = f"{header.salt:08x}", header.boot_id.hex()
+        return line | header._asdict() | {"salt": salt, "boot_id": boot_id}
+
+    def _batch(self, item: WholeBatch) -> Iterator[Line]:
+        header = item.header
+        if self._only is None:
+            yield {
+                "type": "batch", "file": item.path, "offset": item.offset,
+                "position": header.position, "durable": header.durable,
+                "ordinal": header.ordinal, "entries": header.entries,
+                "body_bytes": header.body_bytes, "salt": f"{header.salt:08x}",
+            }  # fmt: skip
+        for kind, entry in split_entries(item.body, header.entries, item.path):
+            topic_id = entry_topic(entry)
+            if kind == ENTRY_TOPIC_CREATE:
+                self._names[topic_id] = decode_control(entry, TopicCreate)[1].name
+            if self._wanted(topic_id):
+                yield from self._entry(item.path, kind, topic_id, entry)
+
+    def _entry(self, path: str, kind: int, topic_id: int, entry: bytes) -> Iterator[Line]:
+        topic = self._names.get(topic_id)
+        line: Line = {"type": "entry", "file": path, "topic_id": topic_id, "topic": topic}
+        if kind != ENTRY_APPEND:
+            name, shape = _CONTROLS[kind]
+            control = decode_control(entry, shape)[1]
+            fields = {n: _plain(getattr(control, n)) for n in control.__struct_fields__}
+            if isinstance(control, RecordsDelete):
+                fields["seqs"] = _seq_ranges(control.seqs)
+            yield line | {"kind": name} | fields
+            return
+        block = decode_block(entry)
+        yield line | {
+            "kind": "append", "first_seq": block.first_seq, "last_seq": block.last_seq,
+            "count": block.count, "ts": block.ts, "arrived_ms": block.arrived_ms,
+            "reserved_to": block.reserved_to, "bytes": block.bytes,
+            "sidecar_bytes": len(block.sidecar),
+        }  # fmt: skip
+        if self._records:
+            for record in block.rows(0, block.count).records():
+                yield record_line(record, path, topic_id, topic)
+
+    # Sealed files and key files
+
+    def _found_segment(self, path: str) -> Iterator[Line]:
+        file = self._fs.open_read(path)
+        try:
+            meta = find_meta(file)
+        except (CorruptionError, EOFError) as error:
+            yield {"type": "damage", "file": path, "why": str(error)}
+            return
+        finally:
+            file.close()
+        yield from self._segment(meta)
+
+    def _segment(self, meta: SegmentMeta) -> Iterator[Line]:
+        path = meta.path
+        try:
+            segment = Segment(meta, self._tiers.open(meta), BlockCache(CACHE_BYTES))
+        except HeadraceError as error:
+            yield {"type": "damage", "file": path, "why": str(error)}
+            return
+        try:
+            directory = segment.directory()
+            if self._only is None:
+                columns = segment.index().file_columns
+                fields = msgspec.to_builtins(meta)
+                yield {"type": "segment", "file": path, **fields, "columns": columns}
+            for topic_id in directory.topic_ids:
+                if self._wanted(topic_id):
+                    yield from self._run(segment, topic_id)
+        except (CorruptionError, FileNotFoundError) as error:
+            yield {"type": "damage", "file": path, "why": str(error)}
+        finally:
+            segment.close()
+
+    def _run(self, segment: Segment, topic_id: int) -> Iterator[Line]:
+        run = segment.run(topic_id)
+        assert run is not None
+        path, topic = segment.meta.path, self._names.get(topic_id)
+        yield {
+            "type": "run", "file": path, "topic_id": topic_id, "topic": topic,
+            "first_seq": run.first_seq, "last_seq": run.last_seq, "rows": run.count,
+            "bytes": run.bytes, "min_ts": run.min_ts, "max_ts": run.max_ts, "dense": run.dense,
+        }  # fmt: skip
+        if not self._records:
+            return
+        for start in range(0, run.count, ROWS_PER_READ):
+            rows = run.rows(start, min(start + ROWS_PER_READ, run.count))
+            for record in rows.records():
+                yield record_line(record, path, topic_id, topic)
+
+    def _keys(self, path: str, meta: KeyFileMeta | None) -> Iterator[Line]:
+        try:
+            data = read_file(self._fs, path)
+            rows = decode_keys(data, meta or _key_meta(data), self._fs.describe(path))
+        except (CorruptionError, FileNotFoundError, EOFError) as error:
+            yield {"type": "damage", "file": path, "why": str(error)}
+            return
+        if self._only is None:
+            yield {"type": "key_file", "file": path, "rows": len(rows)}
+        for row in rows:
+            if self._wanted(row.topic_id):
+                fields = row._asdict() | {"key": row.key.hex()}
+                topic = self._names.get(row.topic_id)
+                yield {"type": "key", "file": path, "topic": topic, **fields}
+
+
+def _renamed(kind: str, fields: Line) -> Line:
+    return {"type": kind, "file": fields.pop("path"), **fields}
+
+
+def _topic_line(path: str, topic: TopicState) -> Line:
+    fields = {n: _plain(getattr(topic, n)) for n in TopicState.__struct_fields__}
+    fields["topic_id"], fields["topic"] = fields.pop("id"), fields.pop("name")
+    fields["holes"] = merged(ranges_of(holes_of(topic)))
+    return {"type": "topic", "file": path, **fields}
+
+
+def _seq_ranges(seqs: bytes) -> list[tuple[int, int]]:
+    return list(ranges_of(BitMap64.deserialize(seqs))) if seqs else []
+
+
+def _key_meta(data: bytes) -> KeyFileMeta:
+    """What a snapshot would list of a key file, from the file alone."""
+    if len(data) < HEADER.size + TRAILER.size:
+        raise EOFError(f"{len(data)} bytes are too few for a key file")
+    _, _, _, file_id, rows, _, newest_ms = HEADER.unpack_from(data)
+    (stored,) = TRAILER.unpack_from(data, len(data) - TRAILER.size)
+    return KeyFileMeta(file_id, rows, newest_ms, len(data), stored)
