@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import headrace
+from headrace.cli import data
 from headrace.cli.options import Verb, add_settings, print_json, print_table, settings_of
 from headrace.core import config
 from headrace.core.errors import ConfigError, HeadraceError
@@ -55,6 +56,7 @@ def _serve(options: argparse.Namespace) -> int:
 VERBS: tuple[Verb, ...] = (
     Verb(("serve",), "serve a data directory", add_settings, _serve),
     Verb(("config", "show"), "print every setting", _config_show_arguments, _config_show),
+    *data.VERBS,
 )
 
 

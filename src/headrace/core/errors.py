@@ -195,3 +195,18 @@ class SnapshotCorrupt(CorruptionError):
     """No usable snapshot: the newest and its predecessor are both damaged."""
 
     code = "snapshot_corrupt"
+
+
+def typed(error: BaseException) -> BaseException:
+    """What the operating system says, in our own form; anything else as it is.
+
+    >>> typed(OSError(5, "Input/output error")).detail
+    {'errno': 5}
+    """
+    if not isinstance(error, OSError):
+        return error
+    return Internal(
+        f"a file could not be used: {error}",
+        fix="check the disk and the permissions of the data directory",
+        detail={"errno": error.errno},
+    )

@@ -87,8 +87,14 @@ class Ticket(Generic[T]):
     def _finish(self) -> None:
         self._done = True
         callbacks, self._callbacks = self._callbacks, None
+        failure: Exception | None = None
         for callback in callbacks or ():
-            callback(self)
+            try:
+                callback(self)
+            except Exception as error:  # noqa: BLE001 - all must hear; raised again below
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def when_done(self, callback: Callable[[Ticket[T]], None]) -> None:
         """Call back on the loop thread, at once if the answer is there."""
@@ -322,6 +328,7 @@ class LoopRuntime(ThreadRuntime):
         super().__init__(clock, threads)
         self._loop = loop or asyncio.get_running_loop()
         self._turn_asked = False
+        self._closed = False
 
     def soon(self, thunk: Thunk) -> None:
         self._ready.append(thunk)
@@ -330,7 +337,15 @@ class LoopRuntime(ThreadRuntime):
             self._loop.call_soon(self._turn)
 
     def later(self, delay_ms: int, thunk: Thunk) -> None:
-        self._loop.call_later(delay_ms / 1000, thunk)
+        def fire() -> None:
+            if not self._closed:
+                thunk()
+
+        self._loop.call_later(delay_ms / 1000, fire)
+
+    def close(self) -> None:
+        self._closed = True
+        super().close()
 
     def _wake(self) -> None:
         self._woken.set()

@@ -7,8 +7,6 @@ goes backwards; it is visible to readers exactly when it is acknowledged.
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 
 from headrace.core.errors import HeadMismatch, HeadraceError
@@ -37,8 +35,6 @@ from headrace.storage.block import Batch, Block, encode_block
 from headrace.storage.frame import ENTRY_RESERVE, Reserve
 from headrace.storage.keys import KeyRow
 from headrace.storage.wal import WalShard
-
-log = logging.getLogger("headrace.append")
 
 # How far ahead of the head seqs are reserved, and over which time the rate is taken.
 RESERVE_MIN = 256
@@ -93,6 +89,8 @@ class Appender:
         shard = core.shard_of(topic.id)
         if not created:
             core.refuse_writes(shard)
+        if topic.config.durability == EPHEMERAL:
+            core.refuse_ephemeral(size)
         check_room(core, topic, batch, size)
         pending = self._stage(topic, batch, how, ticket, created, size, shard)
         if topic.config.durability == EPHEMERAL:
@@ -209,6 +207,9 @@ class Appender:
         ts = now if now > topic.last_ts else topic.last_ts
         count = len(batch.data)
         last = topic.staged + count
+        if batch.timestamps is not None and batch.timestamps[0] < topic.last_ts:
+            stamps = [max(stamp, topic.last_ts) for stamp in batch.timestamps]
+            batch = batch._replace(timestamps=stamps)
         reserve = 0
         needs_sync = topic.needs_sync
         if not needs_sync:
@@ -216,7 +217,7 @@ class Appender:
                 topic.reserved, topic.reserve_mark = topic.reserve_asked, 0
             if last > topic.reserved:
                 needs_sync = True
-            asked = topic.reserve_staged > topic.reserved
+            asked = topic.reserve_staged > topic.reserved and last <= topic.reserve_staged
             if not asked and last + RESERVE_MIN // 2 > topic.reserved:
                 reserve = self._reserve(topic, last)
         if topic.unsettled_syncs:
@@ -226,7 +227,7 @@ class Appender:
         # From here on nothing can fail, so the topic may change.
         pending = PendingAppend(self, topic, ticket, created, size, needs_sync, shard, block)
         topic.staged = last
-        topic.last_ts = max(ts, block.ts)
+        topic.last_ts = block.ts
         topic.staged_count += count
         topic.staged_bytes += size
         core.staged_bytes += size
@@ -339,33 +340,25 @@ class PendingAppend:
         topic.bytes += block.bytes
         topic.last_write_ms = block.arrived_ms
         core.total_bytes += block.bytes
-        core.keep(topic, block)
+        core.keep(topic, block, logged=bool(self.raw))
         core.dirty[topic.id] = topic
-        if self.raw:
-            topic.logged_to = block.last_seq
         if self.key or self.producer is not None or self.state is not None:
             self._remember()
         config = topic.config
         if config.cap_records or config.cap_bytes:
-            self._evict()
-        self.ticket.resolve(
-            Appended(
-                topic.name, topic.epoch, block.first_seq, block.last_seq, topic.head, block.count,
-                self._created, False, block.ts, self._shard.sync_ns if self.needs_sync else 0,
-            )
+            retention.enforce(core, topic)
+        answer = Appended(
+            topic.name, topic.epoch, block.first_seq, block.last_seq, topic.head, block.count,
+            self._created, False, block.ts, self._shard.sync_ns if self.needs_sync else 0,
         )  # fmt: skip
         waiters = topic.waiters
-        if waiters is not None:
-            topic.waiters = None
-            for wake in waiters:
-                wake()
-
-    def _evict(self) -> None:
-        """Caps are applied to what is visible now.  The append stands even if that fails."""
         try:
-            retention.enforce(self._appender.core, self.topic)
-        except (HeadraceError, OSError) as error:
-            log.warning("%r is over its cap: %s", self.topic.name, error)
+            self.ticket.resolve(answer)
+        finally:
+            if waiters is not None:
+                topic.waiters = None
+                for wake in waiters:
+                    wake()
 
     def _remember(self) -> None:
         topic, block = self.topic, self.block

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from operator import attrgetter
 
 from headrace.storage.block import Block
 
 _COMPACT_MIN = 64
+_FIRST_SEQ = attrgetter("first_seq")
 
 
 class BlockList:
     """Blocks in ascending, disjoint seq ranges."""
 
-    __slots__ = ("_blocks", "_low", "_starts")
+    __slots__ = ("_blocks", "_low")
 
     def __init__(self) -> None:
         self._blocks: list[Block] = []
-        self._starts: list[int] = []
         self._low = 0
 
     def __len__(self) -> int:
@@ -30,9 +31,8 @@ class BlockList:
         return iter(self._blocks[self._low :])
 
     def append(self, block: Block) -> None:
-        assert not self._blocks or block.first_seq > self._starts[-1]
+        assert not self._blocks or block.first_seq > self._blocks[-1].first_seq
         self._blocks.append(block)
-        self._starts.append(block.first_seq)
 
     @property
     def first(self) -> Block | None:
@@ -43,20 +43,24 @@ class BlockList:
         self._low += 1
         if self._low >= _COMPACT_MIN and self._low * 2 >= len(self._blocks):
             del self._blocks[: self._low]
-            del self._starts[: self._low]
             self._low = 0
         elif self._low == len(self._blocks):
             self._blocks.clear()
-            self._starts.clear()
             self._low = 0
         return block
+
+    def _index(self, seq: int) -> int:
+        """Where the block is that holds `seq`, or the first one after it."""
+        blocks = self._blocks
+        index = bisect_right(blocks, seq, self._low, key=_FIRST_SEQ) - 1
+        if index < self._low:
+            return self._low
+        return index if blocks[index].last_seq >= seq else index + 1
 
     def from_seq(self, seq: int) -> Iterator[Block]:
         """The block that holds `seq`, or the first after it, and all that follow."""
         blocks = self._blocks
-        index = max(bisect_right(self._starts, seq, self._low) - 1, self._low)
-        if index < len(blocks) and blocks[index].last_seq < seq:
-            index += 1
+        index = self._index(seq)
         while index < len(blocks):
             yield blocks[index]
             index += 1
@@ -64,15 +68,11 @@ class BlockList:
     def since(self, seq: int, count: int | None = None) -> list[Block]:
         """What `from_seq` gives, or the first `count` of it, as a list in one copy."""
         blocks = self._blocks
-        index = max(bisect_right(self._starts, seq, self._low) - 1, self._low)
-        if index < len(blocks) and blocks[index].last_seq < seq:
-            index += 1
+        index = self._index(seq)
         return blocks[index:] if count is None else blocks[index : index + count]
 
     def find(self, seq: int) -> Block | None:
         """The block that holds `seq`."""
-        index = bisect_right(self._starts, seq, self._low) - 1
-        if index < self._low:
-            return None
-        block = self._blocks[index]
-        return block if seq <= block.last_seq else None
+        index = self._index(seq)
+        block = self._blocks[index] if index < len(self._blocks) else None
+        return block if block is not None and block.first_seq <= seq else None

@@ -17,9 +17,11 @@ the next checkpoint starts over.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from itertools import islice
+from typing import TypeVar
 
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import HeadraceError, typed
 from headrace.core.runtime import Ticket
 from headrace.engine.core_state import ControlCommit, Core
 from headrace.engine.seal import Capture, capture, sealed, unsealed, write_captures
@@ -31,9 +33,10 @@ from headrace.storage.snapshot import WAL_NUMBER, SnapshotChange
 
 log = logging.getLogger("headrace.checkpoint")
 
+T = TypeVar("T")
 LANE = "work"
 SLICE_NS = 2_000_000  # how long the loop thread may be held at a time
-SLICE_TOPICS = 64
+SLICE_ITEMS = 64
 RETRY_MS = 5_000
 
 
@@ -45,6 +48,7 @@ class Checkpointer:
         self.files = files
         self._running: _Checkpoint | None = None
         self._wal_mark = 0
+        self._not_before_ns = 0  # after a failure
         self.checkpoints_total = 0
         self.failures_total = 0
         self.stall_ns_max = 0
@@ -67,7 +71,9 @@ class Checkpointer:
                 self.run()
             self._arm()
 
-        self._core.runtime.later(self._core.settings.checkpoint_age_ms, aged)
+        settings = self._core.settings
+        age_ms = min(settings.checkpoint_age_ms, settings.segment_max_age_ms)
+        self._core.runtime.later(age_ms, aged)
 
     def _wal_bytes(self) -> int:
         return sum(shard.bytes_total for shard in self._core.shards)
@@ -77,8 +83,12 @@ class Checkpointer:
         core = self._core
         if self._running is not None or core.closing:
             return
-        due = core.unsealed_bytes >= core.settings.memory_budget_bytes // 4
-        if due or self._wal_bytes() - self._wal_mark >= core.settings.checkpoint_wal_bytes:
+        if self._not_before_ns and core.clock.monotonic_ns() < self._not_before_ns:
+            return
+        urgent = core.unsealed_bytes >= core.settings.memory_budget_bytes // 2
+        grown = self._wal_bytes() - self._wal_mark >= core.settings.checkpoint_wal_bytes
+        # One that is not urgent waits for log files that are ready, rather than use bare ones.
+        if urgent or (grown and all(shard.next_ready for shard in core.shards)):
             self.run()
 
     def run(self) -> Ticket[None]:
@@ -98,17 +108,19 @@ class Checkpointer:
         self.last_error = error
         self._core.fit_memory()
         if error is None:
+            self._not_before_ns = 0
             self.checkpoints_total += 1
             running.ticket.resolve(None)
         else:
             self.failures_total += 1
             log.warning("checkpoint failed, the log is kept: %s", error)
             # Not at once: whatever is in the way, a full disk say, needs time to go.
-            self._wal_mark = self._wal_bytes()
+            self._not_before_ns = self._core.clock.monotonic_ns() + RETRY_MS * 1_000_000
             self._core.runtime.later(RETRY_MS, self.maybe)
-            running.ticket.fail(error)
-        for follower in running.followers:
-            self.run().when_done(lambda done, f=follower: _pass_on(done, f))  # type: ignore[misc]
+            running.ticket.fail(typed(error))
+        if running.followers:
+            followers = running.followers
+            self.run().when_done(lambda done: _pass_on(done, followers))
 
     def close(self) -> None:
         """The last checkpoint of a clean exit: seal all, close the log, write a clean snapshot.
@@ -118,9 +130,12 @@ class Checkpointer:
         core = self._core
         running = _Checkpoint(self, Ticket(core.runtime))
         running.capture_all()
-        running.adopt(running.write())
-        for shard in core.shards:
-            shard.close()
+        try:
+            running.adopt(running.write())
+        finally:
+            # Whatever happens to the files, what was acknowledged is synced.
+            for shard in core.shards:
+                shard.close()
         if all(shard.state == "ok" for shard in core.shards):
             running.positions = {shard.directory: shard.written for shard in core.shards}
             running.snapshot(clean=True)
@@ -133,11 +148,18 @@ class Checkpointer:
         return self._core
 
 
-def _pass_on(done: Ticket[None], follower: Ticket[None]) -> None:
-    if done.error is not None:
-        follower.fail(done.error)
-    else:
-        follower.resolve(None)
+def _pop(items: list[T], count: int) -> list[T]:
+    taken = items[-count:]
+    del items[-count:]
+    return taken
+
+
+def _pass_on(done: Ticket[None], followers: list[Ticket[None]]) -> None:
+    for follower in followers:
+        if done.error is not None:
+            follower.fail(done.error)
+        else:
+            follower.resolve(None)
 
 
 class _Checkpoint:
@@ -151,7 +173,6 @@ class _Checkpoint:
         self.followers: list[Ticket[None]] = []
         self.positions: dict[str, int] = {}
         self._wal_number = 0
-        self._barriers = 0
         self._failure: BaseException | None = None
         self._todo: list[Topic] = []
         self._removed: set[int] = set()
@@ -178,15 +199,22 @@ class _Checkpoint:
             reason = error
             core.runtime.soon(lambda: self._end(reason))
             return
-        self._barriers = len(core.shards)
-        for shard in core.shards:
-            shard.stage(ControlCommit(b"", True, self._passed))
+        self._barrier(self._start_capture)
 
-    def _passed(self, error: HeadraceError | None) -> None:
-        self._barriers -= 1
-        self._failure = self._failure or error
-        if not self._barriers:
-            self._core.runtime.soon(self._start_capture)
+    def _barrier(self, then: Callable[[], None]) -> None:
+        """Go on when everything staged so far is on disk."""
+        shards = self._core.shards
+        waiting = len(shards)
+
+        def passed(error: HeadraceError | None) -> None:
+            nonlocal waiting
+            waiting -= 1
+            self._failure = self._failure or error
+            if not waiting:
+                self._core.runtime.soon(then)
+
+        for shard in shards:
+            shard.stage(ControlCommit(b"", True, passed))
 
     # 2. Capture
 
@@ -195,7 +223,7 @@ class _Checkpoint:
             self._end(self._failure)
             return
         self._take_dirty()
-        self._capture_slice()
+        self._in_slices(self._todo, self._capture, self._write)
 
     def _take_dirty(self) -> None:
         core = self._core
@@ -209,32 +237,31 @@ class _Checkpoint:
         for topic_id in self._removed:
             self._files.note_removed(topic_id)
 
-    def _capture_slice(self) -> None:
+    def _in_slices(
+        self, items: list[T], step: Callable[[T], None], done: Callable[[], None]
+    ) -> None:
+        """Take one step for each item, a few milliseconds at a time, from the end of the list."""
         clock = self._core.clock
         started = clock.monotonic_ns()
-        while self._todo:
-            for topic in self._pop(SLICE_TOPICS):
-                self._capture(topic)
+        while items:
+            for item in _pop(items, SLICE_ITEMS):
+                step(item)
             if clock.monotonic_ns() - started > SLICE_NS:
                 break
-        self._note_stall(clock.monotonic_ns() - started)
-        if self._todo:
-            self._core.runtime.soon(self._capture_slice)
+        owner = self._owner
+        owner.stall_ns_max = max(owner.stall_ns_max, clock.monotonic_ns() - started)
+        if items:
+            self._core.runtime.soon(lambda: self._in_slices(items, step, done))
         else:
-            self._core.runtime.submit(LANE, self.write, self._written)
+            done()
 
-    def _pop(self, count: int) -> list[Topic]:
-        taken = self._todo[-count:]
-        del self._todo[-count:]
-        return taken
+    def _write(self) -> None:
+        self._core.runtime.submit(LANE, self.write, self._written)
 
     def _capture(self, topic: Topic, *, clean: bool = False) -> None:
         if topic.live:
             self._captures.append(capture(self._core, topic, clean=clean))
             self._files.note_live(topic)
-
-    def _note_stall(self, elapsed_ns: int) -> None:
-        self._owner.stall_ns_max = max(self._owner.stall_ns_max, elapsed_ns)
 
     def capture_all(self) -> None:
         """All at once, for a clean exit: also the topics whose reservation ends with it."""
@@ -243,7 +270,7 @@ class _Checkpoint:
         self._next_topic_id = core.next_topic_id
         core.dirty.update((t.id, t) for t in core.by_id.values() if t.reserved > t.head)
         self._take_dirty()
-        for topic in self._pop(len(self._todo)):
+        for topic in _pop(self._todo, len(self._todo)):
             self._capture(topic, clean=True)
 
     # 3. Files
@@ -266,7 +293,14 @@ class _Checkpoint:
             self._end(error)
             return
         assert isinstance(value, list)
-        self.adopt(value)
+        for segment in value:
+            self._files.add_file(segment)
+        self._in_slices(list(self._captures), self._mark_sealed, self._merge)
+
+    def _mark_sealed(self, captured: Capture) -> None:
+        sealed(self._core, captured)
+
+    def _merge(self) -> None:
         segments = self._core.catalog.segments()
         created_ms = self._core.clock.now_ms()
         files = self._files
@@ -292,12 +326,16 @@ class _Checkpoint:
                     self._files.drop_file(file_id)
                 for segment in merged.outputs:
                     self._files.add_file(segment)
-        self._core.runtime.submit(LANE, self._snapshot_job, self._snapshotted)
+        # Nothing that a snapshot says may be missing from the log it goes with.
+        self._barrier(self._snapshot)
 
     # 5. Snapshot
 
-    def _snapshot_job(self) -> None:
-        self.snapshot(clean=False)
+    def _snapshot(self) -> None:
+        if self._failure is not None:
+            self._end(self._failure, files_written=True)
+            return
+        self._core.runtime.submit(LANE, lambda: self.snapshot(clean=False), self._snapshotted)
 
     def snapshot(self, *, clean: bool) -> None:
         """Off the loop: write the keys, then the snapshot; then remove what it replaced."""
@@ -342,7 +380,9 @@ class _Checkpoint:
             return
         tiers, files = self._core.tiers, self._files
         self._core.runtime.submit(
-            LANE, lambda: [files.open(tiers.relocate(meta)) for meta in movable], self._relocated
+            LANE,
+            lambda: [files.open_cold(tiers.relocate(meta)) for meta in movable],
+            self._relocated,
         )
 
     # 6. The cold tier

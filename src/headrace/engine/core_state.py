@@ -7,7 +7,7 @@ another.  Everything here belongs to the loop thread.
 
 from __future__ import annotations
 
-from collections import deque
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from xxhash import xxh3_64_intdigest
 from headrace.core.clock import EngineClock, Random
 from headrace.core.config import Settings
 from headrace.core.errors import (
+    CorruptionError,
     HeadraceError,
     InvalidRequest,
     NotReady,
@@ -24,18 +25,19 @@ from headrace.core.errors import (
     TopicNotFound,
 )
 from headrace.core.limits import topic_name_bytes_max
-from headrace.core.runtime import Runtime, Ticket
+from headrace.core.runtime import Runtime, Thunk, Ticket
 from headrace.engine.idempotency import KeyIndex
-from headrace.engine.topic import Topic
+from headrace.engine.topic import Sealed, Topic
 from headrace.engine.topic_config import EPHEMERAL
 from headrace.storage.block import Block
 from headrace.storage.cache import BlockCache
 from headrace.storage.catalog import Catalog
 from headrace.storage.frame import Control, encode_control
 from headrace.storage.fs import Filesystem
-from headrace.storage.segment_reader import Run
 from headrace.storage.tier import Tiers
 from headrace.storage.wal import WalShard
+
+log = logging.getLogger("headrace.engine")
 
 # A restored data directory counts epochs from another start, so that old cursors are noticed.
 EPOCHS_PER_GENERATION = 1 << 32
@@ -68,10 +70,13 @@ class Core:
         self.total_bytes = 0  # live bytes of all topics
         self.staged_bytes = 0
         self.unsealed_bytes = 0  # log bytes of blocks that only the log and memory hold
+        self.ephemeral_bytes = 0  # bytes of blocks that only memory holds, ever
         self.resident_bytes = 0  # bytes of all blocks in memory
-        self.resident: deque[tuple[Topic, Block]] = deque()
+        self.sealed_topics: dict[int, Topic] = {}  # may have sealed blocks in memory, by time
         self.dirty: dict[int, Topic] = {}  # changed since the last checkpoint
         self.removed: set[int] = set()  # deleted since the last checkpoint
+        # Topics whose oldest rows are being looked up, and who waits for that.
+        self.fetching: dict[int, list[Thunk]] = {}
         self.ready = False
         self.closing = False
         self.on_topic_created: list[Callable[[Topic], None]] = []
@@ -91,9 +96,17 @@ class Core:
             raise TopicNotFound.named(name)
         return topic
 
-    def runs(self, topic: Topic) -> list[Run]:
-        """The sealed rows of a topic, oldest first; may read file indexes from disk."""
-        return self.catalog.runs(topic.id)
+    def sealed(self, topic: Topic, *, wait: bool = True) -> Sealed:
+        """Access to the sealed rows of a topic."""
+        return Sealed(lambda: self.catalog.runs(topic.id, wait), wait)
+
+    def despite_damage(self, topic: Topic, step: Callable[[Sealed], T]) -> T:
+        """Take a step that is decided; it only needs sizes, which damaged files cannot tell."""
+        try:
+            return step(self.sealed(topic))
+        except (CorruptionError, OSError) as error:
+            log.error("the bytes of %r are not exact any more: %s", topic.name, error)
+            return step(Sealed(list))
 
     def epoch_of(self, topic_id: int) -> int:
         return self.generation * EPOCHS_PER_GENERATION + topic_id
@@ -138,6 +151,16 @@ class Core:
                 },
             )
 
+    def refuse_ephemeral(self, size: int) -> None:
+        """Raise if memory has no room for more records that only it holds."""
+        budget = self.settings.memory_budget_bytes // 2
+        if self.ephemeral_bytes + size > budget:
+            raise Throttled(
+                f"{self.ephemeral_bytes} bytes of ephemeral records are in memory",
+                fix="cap or expire them, or raise HEADRACE_MEMORY_BUDGET_BYTES",
+                detail={"limit": "memory_budget_bytes", "max": self.settings.memory_budget_bytes},
+            )
+
     def log(
         self,
         topic: Topic,
@@ -153,15 +176,23 @@ class Core:
 
     # Memory
 
-    def keep(self, topic: Topic, block: Block, *, sealed: bool = False) -> None:
-        """A block has become part of a topic."""
+    def keep(self, topic: Topic, block: Block, *, logged: bool = True) -> None:
+        """A block has become part of a topic; `logged`: a checkpoint can seal it."""
         topic.blocks.append(block)
         size = len(block.raw)
         self.resident_bytes += size
-        self.resident.append((topic, block))
-        if not sealed:
-            self.unsealed_bytes += size
-            topic.unsealed_bytes += size
+        if not logged:
+            self.ephemeral_bytes += size
+            topic.ephemeral_bytes += size
+            return
+        if topic.ephemeral_bytes:
+            # What is below a stored record is sealed with it, whatever its class was.
+            self.ephemeral_bytes -= topic.ephemeral_bytes
+            size += topic.ephemeral_bytes
+            topic.ephemeral_bytes = 0
+        topic.logged_to = block.last_seq
+        self.unsealed_bytes += size
+        topic.unsealed_bytes += size
 
     def trim(self, topic: Topic) -> None:
         """Drop from memory the blocks of a topic that are dead."""
@@ -170,15 +201,24 @@ class Core:
             self._drop_first(topic)
             first = topic.blocks.first
 
+    def note_sealed(self, topic: Topic) -> None:
+        """The blocks of a topic may leave memory, after those of topics noted earlier."""
+        self.sealed_topics.pop(topic.id, None)
+        self.sealed_topics[topic.id] = topic
+
     def forget_blocks(self, topic: Topic) -> None:
-        """Drop every block of a topic that is no more."""
+        """Drop every block of a topic from memory."""
+        self.sealed_topics.pop(topic.id, None)
         while topic.blocks.first is not None:
             self._drop_first(topic)
 
     def _drop_first(self, topic: Topic) -> None:
         block = topic.blocks.pop_first()
         self.resident_bytes -= len(block.raw)
-        if block.last_seq > topic.sealed_to:
+        if block.last_seq > topic.logged_to:
+            self.ephemeral_bytes -= len(block.raw)
+            topic.ephemeral_bytes -= len(block.raw)
+        elif block.last_seq > topic.sealed_to:
             self.unsealed_bytes -= len(block.raw)
             if block.last_seq <= topic.sealing_to:
                 topic.sealing_bytes -= len(block.raw)
@@ -186,19 +226,20 @@ class Core:
                 topic.unsealed_bytes -= len(block.raw)
 
     def fit_memory(self) -> None:
-        """Drop the oldest sealed blocks until half the budget is free for unsealed ones."""
+        """Drop sealed blocks, of what was sealed longest ago first, until half the budget is free.
+
+        The other half is for what only the log and memory hold.
+        """
         goal = self.settings.memory_budget_bytes // 2
-        waiting: list[tuple[Topic, Block]] = []
-        while self.resident and self.resident_bytes > goal:
-            topic, block = self.resident.popleft()
-            first = topic.blocks.first
-            if first is None or first.first_seq > block.first_seq:
-                continue  # trimmed already
-            if block.last_seq > topic.sealed_to or first is not block:
-                waiting.append((topic, block))
-                continue
-            self._drop_first(topic)
-        self.resident.extendleft(reversed(waiting))
+        for topic in list(self.sealed_topics.values()):
+            while self.resident_bytes > goal:
+                first = topic.blocks.first
+                if first is None or first.last_seq > topic.sealed_to:
+                    del self.sealed_topics[topic.id]
+                    break
+                self._drop_first(topic)
+            else:
+                return
 
     def free(self, topic: Topic, freed: int) -> None:
         """Account for records of a topic that went."""

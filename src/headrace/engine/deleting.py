@@ -12,12 +12,12 @@ from typing import NamedTuple
 import msgspec
 from pyroaring import BitMap64
 
-from headrace.core.errors import HeadraceError, InvalidRequest
+from headrace.core.errors import HeadraceError, InvalidRequest, typed
 from headrace.core.limits import seq_max
 from headrace.core.runtime import Ticket
 from headrace.engine import retention
 from headrace.engine.core_state import Core
-from headrace.engine.reading import LANE
+from headrace.engine.retention import LANE, fetch_front
 from headrace.engine.tagindex import TagIndex
 from headrace.engine.topic import Topic
 from headrace.storage.cache import WouldBlock
@@ -84,11 +84,39 @@ class Deleter:
         ticket: Ticket[DeleteResult] = Ticket(core.runtime)
         last = topic.head if before_seq is None else min(topic.head, before_seq - 1)
         if match is None:
-            self._log(topic, last if last > topic.base else 0, None, ticket)
+            self._below(topic, last, ticket)
             return ticket
         found = BitMap64(seq for seq in self._in_memory(topic, match) if seq <= last)
         self._in_files(topic, match, last, found, ticket)
         return ticket
+
+    def _below(self, topic: Topic, last: int, ticket: Ticket[DeleteResult]) -> None:
+        """Delete up to `last`, whose place in a cold file is looked up first, off the loop."""
+        core = self._core
+        floor = last if last > topic.base else 0
+        if core.tiers.cold is None or not floor or topic.sealed_to <= topic.base:
+            self._log(topic, floor, None, ticket)
+            return
+        files, topic_id = core.catalog.files_of(topic.id), topic.id
+
+        def looked(_value: object, error: BaseException | None) -> None:
+            if error is not None:
+                ticket.fail(typed(error))
+            else:
+                self._log_if_possible(topic, floor, None, ticket)
+
+        core.runtime.submit(LANE, lambda: fetch_front(files, topic_id, floor - 1), looked)
+
+    def _log_if_possible(
+        self, topic: Topic, floor: int, seqs: BitMap64 | None, ticket: Ticket[DeleteResult]
+    ) -> None:
+        """After a wait the log may not take entries any more."""
+        try:
+            self._core.refuse_writes(self._core.shard_of(topic.id))
+        except HeadraceError as refusal:
+            ticket.fail(refusal)
+            return
+        self._log(topic, floor, seqs, ticket)
 
     def _in_memory(self, topic: Topic, match: TagMatch) -> list[int]:
         index = topic.tags if isinstance(topic.tags, TagIndex) else TagIndex()
@@ -117,24 +145,25 @@ class Deleter:
             return
 
         def look(wait: bool) -> BitMap64:
-            return _sealed_matches(runs_in(files, topic.id, wait), match, base, last, wait)
+            runs = runs_in(files, topic.id, wait)
+            for file in files:
+                if file.problem is not None:
+                    raise file.problem  # it may hold records that match
+            return _sealed_matches(runs, match, base, last, wait)
 
         def looked(value: object, error: BaseException | None) -> None:
             if error is not None:
-                ticket.fail(error)
+                ticket.fail(typed(error))
                 return
             assert isinstance(value, BitMap64)
-            try:
-                self._core.refuse_writes(self._core.shard_of(topic.id))
-            except HeadraceError as refusal:
-                ticket.fail(refusal)
-                return
-            self._log(topic, 0, found | value, ticket)
+            self._log_if_possible(topic, 0, found | value, ticket)
 
         try:
             looked(look(False), None)
         except WouldBlock:
             self._core.runtime.submit(LANE, lambda: look(True), looked)
+        except (HeadraceError, OSError) as error:
+            ticket.fail(typed(error))
 
     def _log(
         self, topic: Topic, floor: int, seqs: BitMap64 | None, ticket: Ticket[DeleteResult]
@@ -150,7 +179,7 @@ class Deleter:
 
         def done(error: HeadraceError | None) -> None:
             if error is not None:
-                ticket.fail(error)
+                ticket.fail(typed(error))
             elif not topic.live:
                 ticket.resolve(DeleteResult(topic.name, 0, topic.head + 1, topic.head, 0, 0))
             else:
@@ -168,15 +197,13 @@ def apply_delete(core: Core, topic: Topic, floor: int, seqs: BitMap64 | None) ->
     """Make a logged delete true; returns how many records went.  Applying twice is once."""
     deleted = 0
 
-    def runs() -> list[Run]:
-        return core.runs(topic)
-
     if floor > topic.base:
         deleted += topic.live_between(topic.base + 1, floor)
         topic.delete_floor = max(topic.delete_floor, min(floor, topic.head))
-        core.free(topic, topic.raise_base(floor, runs))
+        freed = core.despite_damage(topic, lambda rows: topic.raise_base(floor, rows))
+        core.free(topic, freed)
     if seqs:
-        count, freed = topic.add_holes(seqs, runs)
+        count, freed = core.despite_damage(topic, lambda rows: topic.add_holes(seqs, rows))
         deleted += count
         core.free(topic, freed)
     return deleted

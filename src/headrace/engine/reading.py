@@ -8,24 +8,28 @@ from there, against the state of that moment.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from headrace.core.errors import HeadraceError, InvalidRequest, TopicNotFound
+from headrace.core.errors import (
+    HeadraceError,
+    InvalidRequest,
+    TopicNotFound,
+    typed,
+)
 from headrace.core.limits import seq_max
 from headrace.core.runtime import Ticket
 from headrace.engine import retention
-from headrace.engine.blocklist import BlockList
+from headrace.engine.collect import Collector, ReadRequest, take_runs
 from headrace.engine.core_state import Core
+from headrace.engine.retention import LANE
 from headrace.engine.topic import Topic
-from headrace.storage.block import Block, Record, Rows
+from headrace.storage.block import Record, Rows
 from headrace.storage.cache import WouldBlock
 from headrace.storage.catalog import runs_in
 from headrace.storage.segment_reader import Run
-
-LANE = "read"
 
 
 class Tombstone(NamedTuple):
@@ -69,18 +73,6 @@ class Page(msgspec.Struct, frozen=True):
     @property
     def lag(self) -> int:
         return self.head_seq - self.next_from_seq
-
-
-class ReadRequest(NamedTuple):
-    """Where to read, and how much.  At most one of from_seq, from_ts and last is given."""
-
-    from_seq: int = 0
-    limit: int = 256
-    bytes_max: int = 1 << 20
-    nodes: Collection[str] = ()
-    epoch: int | None = None
-    from_ts: int | None = None
-    last: int | None = None
 
 
 class Reader:
@@ -138,147 +130,6 @@ def _check_number(what: str, value: object) -> None:
         raise InvalidRequest(f"{what} is {value!r}", fix=f"send a number from 0 to {seq_max}")
 
 
-class _Collector:
-    """Rows taken so far, and how much more fits."""
-
-    __slots__ = ("bytes_left", "cursor", "full", "left", "nodes", "rows", "scanned", "topic")
-
-    def __init__(self, topic: Topic, cursor: int, request: ReadRequest) -> None:
-        self.topic = topic
-        self.cursor = cursor
-        self.left = request.limit
-        self.bytes_left = request.bytes_max
-        self.nodes = request.nodes if topic.config.dedupe_node else ()
-        self.rows: list[Rows] = []
-        self.scanned = 0
-        self.full = request.limit == 0
-
-    def take_run(self, run: Run, last: int, wait: bool) -> None:
-        """Take from a sealed run until it ends, `last` is passed, or the page is full."""
-        stop = run.row_of(last + 1, wait)
-        start = run.row_of(self.cursor + 1, wait)
-        while start < stop and not self.full:
-            end = min(stop, start + self.left)
-            end = run.fit(start, end, max(self.bytes_left, 0), wait)
-            self._add(run.rows(start, end, wait), run.size_of(start, end, wait))
-            start = end
-
-    def take_blocks(self, blocks: BlockList, last: int) -> None:
-        """Take from memory until `last` is passed or the page is full."""
-        while not self.full:
-            # A block has at least one record, so more of them are never needed at a time.
-            window = blocks.since(self.cursor + 1, self.left)
-            index = 0
-            while index < len(window) and window[index].first_seq <= last and not self.full:
-                taken = self._take_singles(window, index, last)
-                if taken == index and not self.full:
-                    self._take_block(window[index], last)
-                    taken += 1
-                index = taken
-            if index < len(window) or not window:
-                return
-
-    def _take_singles(self, blocks: list[Block], index: int, last: int) -> int:
-        """Take a stretch of one-record blocks at once; returns where it ends."""
-        seqs: list[int] = []
-        data: list[bytes] = []
-        stamps, kinds = [], []
-        size = 0
-        stop = min(len(blocks), index + self.left)
-        while index < stop:
-            block = blocks[index]
-            payload = block.single
-            if payload is None or block.first_seq > last:
-                break
-            size += block.bytes
-            if size > self.bytes_left and (data or self.rows):
-                size -= block.bytes
-                self.full = not data
-                break
-            seqs.append(block.first_seq)
-            stamps.append(block.ts)
-            data.append(payload)
-            kinds.append(block.kind)
-            index += 1
-        if data:
-            self._add(Rows(seqs, stamps, data, kinds, append_firsts=seqs), size)
-        return index
-
-    def _take_block(self, block: Block, last: int) -> None:
-        stop = min(block.count, last - block.first_seq + 1)
-        start = max(0, self.cursor + 1 - block.first_seq)
-        while start < stop and not self.full:
-            end = min(stop, start + self.left)
-            size = block.size_of(start, end)
-            if size > self.bytes_left:
-                end = _fit(block, start, end, self.bytes_left)
-                size = block.size_of(start, end)
-            self._add(block.rows(start, end), size)
-            start = end
-
-    def _add(self, rows: Rows, size: int) -> None:
-        """Take rows; `size` is exact where nothing is filtered out."""
-        seen, last = len(rows), rows.seqs[-1]
-        if self._filtered(rows):
-            live = self._wanted(rows)
-            size = 0
-            if len(live) == len(rows):
-                size = _size(rows)
-            elif live:
-                rows = rows.pick(live)
-                size = _size(rows)
-            else:
-                self.scanned += seen
-                self.cursor = last
-                return
-        if size > self.bytes_left and self.rows:
-            self.full = True
-            return
-        self.rows.append(rows)
-        self.scanned += seen
-        self.cursor = last
-        self.left -= len(rows)
-        self.bytes_left -= size
-        self.full = self.left <= 0 or self.bytes_left <= 0
-
-    def _filtered(self, rows: Rows) -> bool:
-        if self.nodes and rows.nodes is not None:
-            return True
-        holes = self.topic.holes
-        return holes is not None and bool(holes.range_cardinality(rows.seqs[0], rows.seqs[-1] + 1))
-
-    def _wanted(self, rows: Rows) -> list[int]:
-        holes = self.topic.holes or ()
-        nodes = self.nodes
-        columns = rows.nodes if nodes and rows.nodes is not None else None
-        if columns is None:
-            return [i for i, seq in enumerate(rows.seqs) if seq not in holes]
-        return [
-            i
-            for i, (seq, node) in enumerate(zip(rows.seqs, columns, strict=True))
-            if seq not in holes and node not in nodes
-        ]
-
-
-def _size(rows: Rows) -> int:
-    total = sum(map(len, rows.data))
-    if rows.metas is not None:
-        total += sum(len(meta) for meta in rows.metas if meta is not None)
-    return total
-
-
-def _fit(block: Block, start: int, stop: int, bytes_max: int) -> int:
-    """The largest end such that rows start..end hold at most `bytes_max`; at least one row."""
-    low, high = start + 1, stop
-    while low < high:
-        middle = (low + high + 1) // 2
-        if block.size_of(start, middle) <= bytes_max:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 class _Walk:
     """One read under way."""
 
@@ -294,8 +145,18 @@ class _Walk:
         self._tombstone: Tombstone | None = None
 
     def start(self) -> None:
+        """Settle what has gone, then where to begin."""
         core, topic, request = self._core, self._topic, self._request
         retention.enforce(core, topic)
+        waiting = core.fetching.get(topic.id)
+        if waiting is not None and request.from_seq + 1 < _in_memory_from(topic):
+            # A read of history waits for the cold tier anyway; one of the tail never does.
+            waiting.append(self._begin)
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        topic, request = self._topic, self._request
         cursor = request.from_seq
         recreated = request.epoch is not None and request.epoch != topic.epoch
         if recreated or cursor > topic.head:
@@ -305,29 +166,36 @@ class _Walk:
             missing = topic.count - request.last
             cursor = topic.nth_live(missing) if missing > 0 else topic.base
         elif request.from_ts is not None:
-            self._seek(request.from_ts, wait=False)
+            self._seek(request.from_ts)
             return
         self._go(cursor)
 
-    def _seek(self, ts: int, wait: bool) -> None:
+    def _seek(self, ts: int) -> None:
         """Find the first live seq with ts >= `ts`, then read from there."""
         topic, catalog = self._topic, self._core.catalog
-        try:
-            runs = [] if _all_in_memory(topic) else catalog.runs(topic.id, wait)
-            cursor = cursor_at_ts(topic, runs, ts, wait)
-        except WouldBlock:
-            files = catalog.files_of(topic.id)
-            self._core.runtime.submit(
-                LANE,
-                lambda: cursor_at_ts(topic, runs_in(files, topic.id), ts, True),
-                self._sought,
-            )
+        # What memory says now stands, however long the files take to answer.
+        base, in_memory = topic.base, _in_memory_from(topic)
+        later = _cursor_in_memory(topic, ts)
+        if in_memory <= base + 1:
+            self._go(later)
             return
-        self._go(cursor)
+        topic_id = topic.id
+
+        def look(runs: list[Run], wait: bool) -> int:
+            found = _cursor_in_runs(runs, base, in_memory, ts, wait)
+            return later if found is None else found
+
+        try:
+            self._go(look(catalog.runs(topic_id, False), False))
+        except WouldBlock:
+            files = catalog.files_of(topic_id)
+            self._core.runtime.submit(
+                LANE, lambda: look(runs_in(files, topic_id), True), self._sought
+            )
 
     def _sought(self, value: object, error: BaseException | None) -> None:
         if error is not None:
-            self._ticket.fail(error)
+            self._ticket.fail(typed(error))
         else:
             assert isinstance(value, int)
             self._go(value)
@@ -344,7 +212,7 @@ class _Walk:
             if lost is not None:
                 self._announce(*lost)
                 cursor = lost.last
-        self._collector = _Collector(topic, max(cursor, 0), self._request)
+        self._collector = Collector(topic, max(cursor, 0), self._request)
         self._walk()
 
     def _walk(self) -> None:
@@ -353,14 +221,14 @@ class _Walk:
         if not topic.live:
             self._ticket.fail(TopicNotFound.named(topic.name))
             return
-        while not collector.full:
+        # What a cap or a TTL took while files were being read is announced by the next page.
+        while not collector.full and collector.cursor >= topic.evict_floor:
             # Up to the next gap only, even where everything up to beyond it is gone.
             stop = topic.read_end(collector.cursor)
             collector.cursor = min(max(collector.cursor, topic.base), stop)
             if collector.cursor >= stop:
                 break
-            oldest = topic.blocks.first
-            in_memory = oldest.first_seq if oldest is not None else topic.head + 1
+            in_memory = _in_memory_from(topic)
             if collector.cursor + 1 < in_memory and not self._sealed(min(stop, in_memory - 1)):
                 return
             if not collector.full:
@@ -372,26 +240,28 @@ class _Walk:
 
     def _sealed(self, last: int) -> bool:
         """Read sealed rows up to `last`; False when the lane took over."""
-        topic, collector, catalog = self._topic, self._collector, self._core.catalog
+        topic, collector = self._topic, self._collector
+        files = self._core.catalog.files_of(topic.id)
         try:
-            _take_runs(collector, catalog.runs(topic.id, False), last, wait=False)
+            take_runs(collector, files, last, wait=False)
             return True
         except WouldBlock:
             pass
         except (HeadraceError, OSError) as error:
-            self._ticket.fail(error)
+            self._ticket.fail(typed(error))
             return False
-        files = catalog.files_of(topic.id)
+        collector.freeze()
         self._core.runtime.submit(
             LANE,
-            lambda: _take_runs(collector, runs_in(files, topic.id), last, wait=True),
+            lambda: take_runs(collector, files, last, wait=True),
             self._resumed,
         )
         return False
 
     def _resumed(self, _value: object, error: BaseException | None) -> None:
+        self._collector.thaw()
         if error is not None:
-            self._ticket.fail(error)
+            self._ticket.fail(typed(error))
         else:
             self._walk()
 
@@ -411,30 +281,14 @@ class _Walk:
         )
 
 
-def _take_runs(collector: _Collector, runs: Sequence[Run], last: int, wait: bool) -> None:
-    for run in runs:
-        if run.first_seq > last or collector.full:
-            break
-        if run.last_seq > collector.cursor:
-            collector.take_run(run, last, wait)
-    if not collector.full:
-        collector.cursor = max(collector.cursor, last)
-
-
-def _all_in_memory(topic: Topic) -> bool:
+def _in_memory_from(topic: Topic) -> int:
+    """The first seq that memory holds."""
     oldest = topic.blocks.first
-    return oldest is not None and oldest.first_seq <= topic.base + 1
+    return oldest.first_seq if oldest is not None else topic.head + 1
 
 
-def cursor_at_ts(topic: Topic, runs: Sequence[Run], ts: int, wait: bool) -> int:
-    """The cursor from which the next record is the first with a timestamp of at least `ts`."""
-    oldest = topic.blocks.first
-    for run in runs:
-        if oldest is not None and run.first_seq >= oldest.first_seq:
-            break
-        if run.last_seq > topic.base and run.max_ts >= ts:
-            row = run.row_at_ts(ts, wait)
-            return max(topic.base, run.rows(row, row + 1, wait).seqs[0] - 1)
+def _cursor_in_memory(topic: Topic, ts: int) -> int:
+    """The cursor before the first record in memory with a timestamp of at least `ts`."""
     for block in topic.blocks.from_seq(topic.base + 1):
         if block.ts < ts:
             continue
@@ -442,3 +296,17 @@ def cursor_at_ts(topic: Topic, runs: Sequence[Run], ts: int, wait: bool) -> int:
         older = 0 if isinstance(stamps, int) else sum(1 for stamp in stamps if stamp < ts)
         return max(topic.base, block.first_seq - 1 + older)
     return topic.head
+
+
+def _cursor_in_runs(
+    runs: Sequence[Run], base: int, in_memory: int, ts: int, wait: bool
+) -> int | None:
+    """The same among sealed rows before `in_memory`; None when there is none."""
+    for run in runs:
+        if run.first_seq >= in_memory:
+            break
+        if run.last_seq > base and run.max_ts >= ts:
+            row = run.row_at_ts(ts, wait)
+            seq = run.rows(row, row + 1, wait).seqs[0]
+            return max(base, seq - 1) if seq < in_memory else None
+    return None

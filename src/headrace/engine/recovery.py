@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from headrace.core.clock import Random
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import HeadraceError, WalCorrupt
 from headrace.engine import retention
 from headrace.engine.core_state import Core
 from headrace.engine.deleting import apply_delete
@@ -92,6 +92,7 @@ class Recovery:
         self._lifecycle = lifecycle
         self._files = files
         self._known_topics = 0  # ids below it that are absent were deleted before the snapshot
+        self._last_good: Topic | None = None  # of the record replayed last
         self.sealed_midway = False
 
     def run(self, progress: Progress = lambda _part: None) -> Recovered:
@@ -100,6 +101,9 @@ class Recovery:
         for directory in ("meta", "segments", "wal"):
             core.fs.mkdir(directory)
         loaded = self._store.load()
+        # Names that only this boot has seen: what is built on them must not outlive them.
+        core.fs.sync_dir("meta")
+        core.fs.sync_dir("segments")
         snapshot = loaded.state if loaded is not None else None
         cold_files = sum(meta.tier for meta in snapshot.files.values()) if snapshot else 0
         core.tiers.claim(identity_of(core.fs, core.random), cold_files)
@@ -108,13 +112,7 @@ class Recovery:
         self._sweep(snapshot)
         found = self._log_files(snapshot)
         starts = dict(snapshot.positions) if snapshot is not None else {}
-        scans = scan_all(
-            core.fs,
-            found,
-            starts,
-            self._apply,
-            on_file=lambda done, of: progress(done / of),
-        )
+        scans = self._replay(found, starts, progress)
         self._make_durable(found, scans)
         clean = snapshot is not None and snapshot.clean
         clean = clean and not any(scan.batches for scan in scans.values())
@@ -132,6 +130,26 @@ class Recovery:
             len(gaps),
             list(loaded.problems) if loaded is not None else [],
         )
+
+    def _replay(
+        self, found: dict[str, list[int]], starts: dict[str, int], progress: Progress
+    ) -> dict[str, ShardScan]:
+        def on_file(done: int, of: int) -> None:
+            progress(done / of)
+
+        try:
+            return scan_all(self._core.fs, found, starts, self._apply, on_file=on_file)
+        except WalCorrupt as error:
+            good = self._last_good
+            if good is not None:
+                error.detail["last_good"] = {"topic": good.name, "seq": good.head}
+                raise type(error)(
+                    f"{error.message}; the last good record before it is seq {good.head} of "
+                    f"{good.name!r}",
+                    fix=error.fix,
+                    detail=error.detail,
+                ) from None
+            raise
 
     # The snapshot
 
@@ -291,11 +309,13 @@ class Recovery:
     def _append(self, topic: Topic, block: Block) -> None:
         core = self._core
         topic.reserved = max(topic.reserved, block.reserved_to)
-        if block.first_seq > topic.head:
+        fresh = block.first_seq > topic.head
+        if fresh:
             if block.first_seq > topic.head + 1:
                 # The seqs between were of a class whose records are never stored.
                 self._lose(topic, block.first_seq - 1)
-            topic.head = topic.logged_to = block.last_seq
+            topic.head = block.last_seq
+            self._last_good = topic
             topic.bytes += block.bytes
             core.total_bytes += block.bytes
             topic.last_ts = max(topic.last_ts, block.ts)
@@ -303,13 +323,19 @@ class Recovery:
             core.keep(topic, block)
             core.mark(topic)
             if topic.config.cap_records or topic.config.cap_bytes:
-                retention.enforce_caps(core, topic)
+                self._evict(topic)
             if core.unsealed_bytes > core.settings.replay_memory_bytes:
                 self._seal_midway()
         if block.has_sidecar:
-            self._sidecar(topic, block)
+            self._sidecar(topic, block, fresh)
 
-    def _sidecar(self, topic: Topic, block: Block) -> None:
+    def _evict(self, topic: Topic) -> None:
+        try:
+            retention.enforce_caps(self._core, topic, self._core.sealed(topic))
+        except (HeadraceError, OSError) as error:
+            log.warning("%r keeps more than it should: %s", topic.name, error)
+
+    def _sidecar(self, topic: Topic, block: Block, fresh: bool) -> None:
         beside = decode_sidecar(block.sidecar)
         if beside.key:
             self._remember_key(
@@ -328,7 +354,7 @@ class Recovery:
                 producers[beside.producer_id] = Producer(
                     *claimed, block.first_seq, block.count, block.last_seq
                 )
-        if beside.state is not None:
+        if beside.state is not None and fresh:
             topic.state = beside.state
 
     def _remember_key(self, row: KeyRow, *, saved: bool) -> None:
@@ -361,14 +387,16 @@ class Recovery:
             floor = decode_control(entry, Floor)[1]
             topic.cap_floor = max(topic.cap_floor, min(floor.cap, topic.head))
             topic.ttl_floor = max(topic.ttl_floor, min(floor.ttl, topic.head))
-            core.free(topic, topic.raise_base(topic.evict_floor, lambda: core.runs(topic)))
+            floor_to = topic.evict_floor
+            freed = core.despite_damage(topic, lambda rows: topic.raise_base(floor_to, rows))
+            core.free(topic, freed)
         elif kind == ENTRY_RESERVE:
             reserve = decode_control(entry, Reserve)[1]
             topic.reserved = max(topic.reserved, reserve.reserved_to)
         elif kind == ENTRY_GAP:
             gap = decode_control(entry, Gap)[1]
             if gap.last > topic.head:
-                topic.add_gap(max(gap.first, topic.head + 1), gap.last)
+                self._lose(topic, gap.last)
         else:
             assert kind == ENTRY_STATE, kind
             topic.state = decode_control(entry, State)[1].state
@@ -386,7 +414,6 @@ class Recovery:
         for captured in captures:
             sealed(core, captured)
             core.forget_blocks(captured.topic)
-        core.resident.clear()
         self.sealed_midway = True
 
     # After the log

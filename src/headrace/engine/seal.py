@@ -51,7 +51,7 @@ def capture(core: Core, topic: Topic, *, clean: bool = False) -> Capture:
         # Only what was written under another class before is ever stored.
         sealed_to = max(topic.sealed_to, topic.logged_to)
         blocks = [block for block in blocks if block.last_seq <= sealed_to]
-        held -= topic.size_between(sealed_to + 1, topic.head, lambda: core.runs(topic))
+        held -= topic.size_between(sealed_to + 1, topic.head, core.sealed(topic))
     producers = topic.producers
     state = TopicState(
         id=topic.id,
@@ -80,10 +80,7 @@ def capture(core: Core, topic: Topic, *, clean: bool = False) -> Capture:
         last_write_ms=topic.last_write_ms,
     )
     topic.sealing_to = sealed_to
-    topic.sealing_bytes = sum(len(block.raw) for block in blocks)
-    if sealed_to == topic.head:
-        topic.sealing_bytes = topic.unsealed_bytes
-    topic.unsealed_bytes -= topic.sealing_bytes
+    topic.sealing_bytes, topic.unsealed_bytes = topic.unsealed_bytes, 0
     return Capture(topic, state, blocks, topic.base)
 
 
@@ -99,6 +96,7 @@ def sealed(core: Core, captured: Capture) -> None:
     topic.sealed_to = max(topic.sealed_to, topic.sealing_to)
     core.unsealed_bytes -= topic.sealing_bytes
     topic.sealing_to = topic.sealing_bytes = 0
+    core.note_sealed(topic)
 
 
 def unsealed(captured: Capture) -> None:

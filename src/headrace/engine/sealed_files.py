@@ -69,6 +69,12 @@ class SealedFiles:
         """Open a file that was just written, off the loop thread; what can fail, fails here."""
         return Segment(meta, self._core.tiers.open(meta), self._core.cache)
 
+    def open_cold(self, meta: SegmentMeta) -> Segment:
+        """Open the cold copy, although the hot one is still there."""
+        cold = self._core.tiers.cold
+        assert cold is not None, meta
+        return Segment(meta, cold.open_read(meta.path), self._core.cache)
+
     def open_new(self, metas: list[SegmentMeta]) -> list[Segment]:
         """Open all of them, or remove them all."""
         try:
@@ -168,6 +174,6 @@ class SealedFiles:
     def flip_to_cold(self, segment: Segment) -> None:
         """The cold copy is whole: point there from the next snapshot on."""
         meta = segment.meta
-        self._core.catalog.remove(meta.file_id)
+        segment.take_index(self._core.catalog.remove(meta.file_id))
         self._core.catalog.add(segment)
         self._changed[meta.file_id] = meta

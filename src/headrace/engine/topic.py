@@ -20,11 +20,17 @@ from headrace.core.runtime import Thunk
 from headrace.engine.blocklist import BlockList
 from headrace.engine.idempotency import Producer
 from headrace.engine.topic_config import FSYNC, TopicConfig
-from headrace.storage.block import Block
 from headrace.storage.segment_reader import Run
 
-# The sealed rows of a topic, oldest first; asked for only when memory does not hold the answer.
-Runs = Callable[[], list[Run]]
+
+class Sealed(NamedTuple):
+    """How to get at the sealed rows of a topic; asked only when memory does not hold the answer.
+
+    Without `wait`, what is not at hand raises `WouldBlock`, and nothing has been changed.
+    """
+
+    runs: Callable[[], list[Run]]  # oldest first
+    wait: bool = True
 
 
 class Lost(NamedTuple):
@@ -47,6 +53,7 @@ class Topic:
         "crash_floor",
         "created_ms",
         "delete_floor",
+        "ephemeral_bytes",
         "epoch",
         "gaps",
         "head",
@@ -105,6 +112,7 @@ class Topic:
         self.sealing_to = 0  # up to here they are on their way there; 0 when none is
         self.sealing_bytes = 0
         self.unsealed_bytes = 0  # log bytes of blocks in memory that are neither
+        self.ephemeral_bytes = 0  # of blocks in memory that are never stored
         self.last_ts = 0
         self.last_write_ms = 0
         self.last_consumed_ms = 0
@@ -192,12 +200,12 @@ class Topic:
             return "mixed" if cap and ttl else ("cap" if cap else "ttl")
         return "crash" if self.crash_floor >= gap_from else "source_trim"
 
-    def raise_base(self, to: int, runs: Runs) -> int:
+    def raise_base(self, to: int, sealed: Sealed) -> int:
         """Everything up to `to` is gone; returns the bytes that were live in it."""
         to = min(to, self.head)
         if to <= self.base:
             return 0
-        freed = self.size_between(self.base + 1, to, runs)
+        freed = self.size_between(self.base + 1, to, sealed)
         self.base = to
         self.bytes -= freed
         if self.holes is not None:
@@ -206,7 +214,7 @@ class Topic:
         assert self.bytes >= 0, (self.name, self.bytes)
         return freed
 
-    def add_holes(self, seqs: BitMap64, runs: Runs) -> tuple[int, int]:
+    def add_holes(self, seqs: BitMap64, sealed: Sealed) -> tuple[int, int]:
         """These seqs are gone; returns (records, bytes) that were live."""
         fresh = seqs.copy()
         fresh.remove_range(0, self.base + 1)
@@ -214,7 +222,7 @@ class Topic:
             fresh -= self.holes
         if not fresh:
             return 0, 0
-        freed = sum(self._raw_size(first, last, runs) for first, last in ranges_of(fresh))
+        freed = sum(self._raw_size(first, last, sealed) for first, last in ranges_of(fresh))
         self.holes = fresh if self.holes is None else self.holes | fresh
         self.bytes -= freed
         count = len(fresh)
@@ -263,32 +271,31 @@ class Topic:
 
     # Sizes
 
-    def size_between(self, first: int, last: int, runs: Runs) -> int:
+    def size_between(self, first: int, last: int, sealed: Sealed) -> int:
         """Data and meta bytes of the live records first..last."""
         first = max(first, self.base + 1)
         last = min(last, self.head)
         if last < first:
             return 0
-        total = self._raw_size(first, last, runs)
+        total = self._raw_size(first, last, sealed)
         if self.holes:
             inside = BitMap64(self.holes)
             inside.remove_range(0, first)
             inside.remove_range(last + 1, self.head + 2)
             for a, b in ranges_of(inside):
-                total -= self._raw_size(a, b, runs)
+                total -= self._raw_size(a, b, sealed)
         return total
 
-    def _raw_size(self, first: int, last: int, runs: Runs) -> int:
+    def _raw_size(self, first: int, last: int, sealed: Sealed) -> int:
         """Bytes stored under first..last, dead or alive; seqs that were never stored are 0."""
         oldest = self.blocks.first
         in_memory = oldest.first_seq if oldest is not None else self.head + 1
         total = 0
         if first < in_memory:
-            total += sum(
-                run.size_of(run.row_of(first), run.row_of(min(last, in_memory - 1) + 1))
-                for run in runs()
-                if run.first_seq <= last and run.last_seq >= first and run.first_seq < in_memory
-            )
+            stop = min(last, in_memory - 1)
+            for run in sealed.runs():
+                if run.first_seq <= stop and run.last_seq >= first:
+                    total += _size_in(run, first, stop, sealed.wait)
         if last >= in_memory:
             for block in self.blocks.from_seq(first):
                 if block.first_seq > last:
@@ -297,6 +304,12 @@ class Topic:
                 stop = min(block.count, last - block.first_seq + 1)
                 total += block.size_of(start, stop)
         return total
+
+
+def _size_in(run: Run, first: int, last: int, wait: bool) -> int:
+    if first <= run.first_seq and last >= run.last_seq:
+        return run.bytes
+    return run.size_of(run.row_of(first, wait), run.row_of(last + 1, wait), wait)
 
 
 def ranges_of(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -314,8 +327,3 @@ def ranges_of(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
         previous = seq
     if first >= 0:
         yield first, previous
-
-
-def block_rows(block: Block, first: int, last: int) -> tuple[int, int]:
-    """Row numbers (start, stop) of the seqs first..last within a block."""
-    return max(0, first - block.first_seq), min(block.count, last - block.first_seq + 1)

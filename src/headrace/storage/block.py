@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import msgspec
+
 from headrace.storage.headers import Header, decode_headers, encode_headers
 
 # Kinds of payload.  On-disk values: never change one.
@@ -35,6 +37,7 @@ HEADER_BYTES = 64
 assert HEADER.size == HEADER_BYTES
 
 _U32 = struct.Struct("<I")
+Blob = bytes  # Block has a field named `bytes`, which hides the type inside that class
 _DATA_ONLY = bytes(7)  # the modes of all other columns
 _SINGLE_AT = HEADER_BYTES + 8  # where the data of a single record starts, after two offsets
 _PADS = tuple(b"\0" * (-n % 8) for n in range(8))
@@ -172,21 +175,19 @@ class _Column(NamedTuple):
     values: int  # where the values start
 
 
-class Block:
-    """The records of one append.  Immutable; `raw` is the append entry of the log."""
+class Block(msgspec.Struct, gc=False, eq=False):
+    """The records of one append.  Immutable; `raw` is the append entry of the log.
 
-    __slots__ = ("_layout", "arrived_ms", "bytes", "count", "first_seq", "raw", "ts")
+    Not tracked by the collector: there are millions of them, and none is part of a cycle.
+    """
 
-    def __init__(
-        self, raw: bytes, first_seq: int, count: int, ts: int, arrived_ms: int, size: int
-    ) -> None:
-        self.raw = raw
-        self.first_seq = first_seq
-        self.count = count
-        self.ts = ts  # of the last record; every record's unless a ts column is there
-        self.arrived_ms = arrived_ms
-        self.bytes = size  # data + meta bytes: what caps and quotas count
-        self._layout: tuple[_Column, ...] | None = None
+    raw: Blob
+    first_seq: int
+    count: int
+    ts: int  # of the last record; every record's unless a ts column is there
+    arrived_ms: int
+    bytes: int  # data + meta bytes: what caps and quotas count
+    _layout: tuple[_Column, ...] | None = None  # of a block with more than data, once asked for
 
     @property
     def last_seq(self) -> int:
@@ -209,7 +210,7 @@ class Block:
         return self.raw[52:56] != b"\0\0\0\0"
 
     @property
-    def sidecar(self) -> bytes:
+    def sidecar(self) -> Blob:
         """Producer, idempotency and dialect state committed with these records."""
         length = int.from_bytes(self.raw[52:56], "little")
         if not length:
@@ -224,25 +225,27 @@ class Block:
             self._layout = _parse_layout(self.raw, self.count)
         return self._layout
 
+    def _data_at(self) -> tuple[int, int]:
+        """Where the offsets and the values of the data column start."""
+        if self.raw[57:64] == _DATA_ONLY:
+            return HEADER_BYTES, HEADER_BYTES + 4 * (self.count + 1)
+        column = self._columns()[0]
+        return column.offsets, column.values
+
     def _values_end(self) -> int:
         last = self._columns()[4]
         # The headers column is the last one with values; its start is right even when absent.
         return last.values + _values_length(self.raw, last, self.count)
 
-    def data(self, start: int, stop: int) -> list[bytes]:
+    def data(self, start: int, stop: int) -> list[Blob]:
         """Payloads of rows `start` to `stop` (exclusive)."""
         raw = self.raw
-        if self.count == 1:
-            base = self._columns()[0].values
-            (length,) = _U32.unpack_from(raw, self._columns()[0].offsets + 4)
-            return [raw[base : base + length]]
-        column = self._columns()[0]
-        base = column.values
-        ends = struct.unpack_from(f"<{stop - start + 1}I", raw, column.offsets + 4 * start)
+        offsets, base = self._data_at()
+        ends = struct.unpack_from(f"<{stop - start + 1}I", raw, offsets + 4 * start)
         return [raw[base + a : base + b] for a, b in pairwise(ends)]
 
     @property
-    def single(self) -> bytes | None:
+    def single(self) -> Blob | None:
         """The payload of a block that is one record and nothing but data; None for any other."""
         raw = self.raw
         if self.count != 1 or raw[57:64] != _DATA_ONLY:
@@ -251,13 +254,12 @@ class Block:
 
     def data_buffers(self) -> tuple[memoryview, memoryview]:
         """(u32 offsets of count + 1 items, values), without a copy."""
-        column = self._columns()[0]
         view = memoryview(self.raw)
-        offsets = view[column.offsets : column.offsets + 4 * (self.count + 1)]
-        length = _values_length(self.raw, column, self.count)
-        return offsets, view[column.values : column.values + length]
+        offsets, values = self._data_at()
+        (length,) = _U32.unpack_from(self.raw, offsets + 4 * self.count)
+        return view[offsets : offsets + 4 * (self.count + 1)], view[values : values + length]
 
-    def _optional(self, which: int, start: int, stop: int) -> list[bytes | None] | None:
+    def _optional(self, which: int, start: int, stop: int) -> list[Blob | None] | None:
         column = self._columns()[which]
         raw, base = self.raw, column.values
         if column.mode == ABSENT:
@@ -266,7 +268,7 @@ class Block:
             length = _values_length(raw, column, self.count)
             return [raw[base : base + length]] * (stop - start)
         ends = struct.unpack_from(f"<{stop - start + 1}I", raw, column.offsets + 4 * start)
-        values: list[bytes | None] = [raw[base + a : base + b] for a, b in pairwise(ends)]
+        values: list[Blob | None] = [raw[base + a : base + b] for a, b in pairwise(ends)]
         if column.mode == NULLABLE:
             present = raw[column.present + start : column.present + stop]
             return [v if p else None for v, p in zip(values, present, strict=True)]
@@ -282,7 +284,7 @@ class Block:
     def nodes(self, start: int, stop: int) -> list[str | None] | None:
         return self._texts(2, start, stop)
 
-    def metas(self, start: int, stop: int) -> list[bytes | None] | None:
+    def metas(self, start: int, stop: int) -> list[Blob | None] | None:
         return self._optional(3, start, stop)
 
     def headers(self, start: int, stop: int) -> list[Sequence[Header] | None] | None:
@@ -293,7 +295,7 @@ class Block:
     def has_tags(self) -> bool:
         return self.raw[57] != ABSENT
 
-    def kinds(self, start: int, stop: int) -> int | bytes:
+    def kinds(self, start: int, stop: int) -> int | Blob:
         if self.raw[1] != KIND_MIXED:
             return self.raw[1]
         at = self._columns()[5].values
@@ -314,15 +316,15 @@ class Block:
         """Data and meta bytes of rows `start` to `stop` (exclusive), without reading them."""
         if start == 0 and stop == self.count:
             return self.bytes
-        total = 0
-        for column in (self._columns()[0], self._columns()[3]):
-            if column.mode == UNIFORM:
-                total += (stop - start) * _values_length(self.raw, column, self.count)
-            elif column.mode != ABSENT:
-                (a,) = _U32.unpack_from(self.raw, column.offsets + 4 * start)
-                (b,) = _U32.unpack_from(self.raw, column.offsets + 4 * stop)
-                total += b - a
+        total = self._span(self._data_at()[0], start, stop)
+        if self.raw[59] != ABSENT:
+            total += self._span(self._columns()[3].offsets, start, stop)
         return total
+
+    def _span(self, offsets: int, start: int, stop: int) -> int:
+        (a,) = _U32.unpack_from(self.raw, offsets + 4 * start)
+        (b,) = _U32.unpack_from(self.raw, offsets + 4 * stop)
+        return int(b) - int(a)
 
     def rows(self, start: int, stop: int) -> Rows:
         """Rows `start` to `stop` (exclusive) as columns."""
@@ -474,8 +476,7 @@ def decode_block(raw: bytes) -> Block:
     count = fields[9]
     assert fields[0] == ENTRY_APPEND and count > 0, fields
     block = Block(raw, fields[5], count, fields[6], fields[7], 0)
-    block.bytes = _values_length(raw, block._columns()[0], count)
+    block.bytes = block._span(block._data_at()[0], 0, count)
     if fields[14] != ABSENT:
-        column = block._columns()[3]
-        block.bytes += _values_length(raw, column, count)
+        block.bytes += block._span(block._columns()[3].offsets, 0, count)
     return block

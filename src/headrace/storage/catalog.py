@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
+from headrace.core.errors import CorruptionError
 from headrace.storage.merge import FileStats, TopicShare
 from headrace.storage.segment import Directory, SegmentMeta
 from headrace.storage.segment_reader import Run, Segment
@@ -121,9 +122,21 @@ class Catalog:
 
 
 def runs_in(files: Sequence[Segment], topic_id: int, wait: bool = True) -> list[Run]:
-    """The runs of a topic in these files, oldest first.  From any thread."""
-    found = (segment.run(topic_id, wait) for segment in files)
-    runs = sorted((run for run in found if run is not None), key=attrgetter("first_seq"))
+    """The runs of a topic in these files, oldest first.  From any thread.
+
+    A file whose index cannot be read is left out and remembers why (`Segment.problem`): it may
+    have no row of this topic.  Whoever misses rows looks there.
+    """
+    runs = []
+    for segment in files:
+        try:
+            run = segment.run(topic_id, wait)
+        except CorruptionError as error:
+            segment.problem = error
+            continue
+        if run is not None:
+            runs.append(run)
+    runs.sort(key=attrgetter("first_seq"))
     for older, newer in pairwise(runs):
         assert older.last_seq < newer.first_seq, (topic_id, older.last_seq, newer.first_seq)
     return runs

@@ -12,9 +12,6 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
-
-import msgspec
 
 from headrace.core.errors import (
     CorruptionError,
@@ -26,7 +23,8 @@ from headrace.core.errors import (
     WalCorrupt,
 )
 from headrace.storage.check_segments import SegmentState, examine_segment
-from headrace.storage.fs import Filesystem, Lock, read_exact
+from headrace.storage.findings import Finding, Report, Severity
+from headrace.storage.fs import LOCK_PATH, Filesystem, Lock, read_exact
 from headrace.storage.keys import KeyFileMeta, read_keys
 from headrace.storage.loss import LogHeads, Lost, Range, missing_seqs
 from headrace.storage.scan import scan_all
@@ -34,12 +32,10 @@ from headrace.storage.segment import SegmentMeta
 from headrace.storage.snapshot import WAL_NUMBER, Decoded, SnapshotState, decode
 from headrace.storage.snapshot_files import LoadedSnapshot, read_latest, snapshot_path
 from headrace.storage.tier import SEGMENT_NAME, DirectoryStore, Store, Tiers
-from headrace.storage.wal_audit import Damage, Survey, survey
-from headrace.storage.wal_file import discover
-from headrace.storage.wal_repair import Stretch, log_losses, matters
+from headrace.storage.wal_audit import ANYWHERE, Damage, Survey, survey
+from headrace.storage.wal_file import discover, index_of
+from headrace.storage.wal_repair import Stretch, in_the_way, log_losses, matters
 
-LOCK_PATH = ".headrace.lock"
-LOST_SHOWN_MAX = 8
 REPAIR_FIX = "run `headrace check --repair`, which keeps a copy, or restore a backup"
 
 _SNAPSHOT = re.compile(r"snapshot-([0-9]{16})\.bin")
@@ -47,59 +43,12 @@ _KEYS = re.compile(r"keys-([0-9]{16})\.bin")
 _WAL = re.compile(r"wal-([0-9]{16})\.log")
 _OWNER = "meta/owner"
 
-# error: the engine refuses to start, or records are lost.  warning: the next start puts it right
-# by itself, and nothing is lost.  note: nothing is wrong, and a person may want to know.
-Severity = Literal["error", "warning", "note"]
 # What is being read, bytes done, bytes in all.
 Progress = Callable[[str, int, int], None]
 
 
 def _silent(_what: str, _done: int, _of: int) -> None:
     """The progress nobody watches."""
-
-
-class Finding(msgspec.Struct):
-    """One thing about one file.  `action` is what a repair did about it."""
-
-    severity: Severity
-    code: str
-    file: str
-    message: str
-    fix: str = ""
-    offset: int | None = None
-    lost: list[Lost] = []
-    action: str = ""
-
-    def __str__(self) -> str:
-        where = self.file if self.offset is None else f"{self.file} at offset {self.offset}"
-        text = f"{self.severity}: {where}: {self.message}"
-        if self.lost:
-            shown = ", ".join(str(lost) for lost in self.lost[:LOST_SHOWN_MAX])
-            more = len(self.lost) - LOST_SHOWN_MAX
-            text += f"; gone: {shown}" + (f" and {more} more" if more > 0 else "")
-        if self.action:
-            return f"{text}; {self.action}"
-        return f"{text}; {self.fix}" if self.fix else text
-
-
-class Report(msgspec.Struct):
-    """What an examination found, and how much it read."""
-
-    directory: str
-    findings: list[Finding]
-    files: int
-    bytes: int
-    topics: int
-    records: int  # rows in sealed files
-    batches: int  # in the log
-    repaired: bool = False
-    left: list[Finding] = []  # after a repair: what it could not mend
-
-    @property
-    def ok(self) -> bool:
-        """Whether an engine can open the directory with nothing missing."""
-        found = self.left if self.repaired else self.findings
-        return not any(finding.severity == "error" for finding in found)
 
 
 @dataclass
@@ -264,20 +213,13 @@ class _Examiner:
         state = found.state
         counted = replayed_files(fs, state)
         found.starts = dict(state.positions) if state is not None else {}
+        if found.snapshot_refused:
+            return  # Nothing says where replay would begin.
         try:
             for directory in sorted(counted.keys() | found.starts.keys()):
-                numbers = counted.get(directory, [])
-                start = found.starts.get(directory)
-                if found.snapshot_refused and numbers:
-                    start = None
-                report = partial(self._read, directory)
-                found.surveys[directory] = survey(fs, directory, numbers, start, report)
-                found.batches += sum(f.batches for f in found.surveys[directory].files)
-                found.files += len(numbers)
+                self._survey(directory, counted.get(directory, []))
         except UnsupportedFormat as error:
             found.add("error", error.code, "wal", error.message, fix=error.fix)
-            return
-        if found.snapshot_refused:
             return
         heads = LogHeads(state)
         found.log_lost = log_losses(fs, found.surveys, found.starts, heads)
@@ -286,30 +228,52 @@ class _Examiner:
             self._shard(directory, heads)
         self._verdict(counted)
 
+    def _survey(self, directory: str, numbers: list[int]) -> None:
+        """Walk what replay reads; and before it what only an older snapshot needs."""
+        found, fs = self._found, self._fs
+        start = found.starts.get(directory)
+        holder = 0 if start is None else index_of(fs, directory, numbers, start)
+        needed = numbers[holder:]
+        read = partial(self._read, directory)
+        for number in numbers[:holder]:
+            older = survey(fs, directory, [number], ANYWHERE, read)
+            found.batches += sum(file.batches for file in older.files)
+            for damage in older.damages:
+                self._say_obsolete(damage.path, damage.offset, damage.why)
+            for tail in older.tails:
+                self._say_obsolete(tail.path, tail.offset, "what follows is no batch")
+        found.surveys[directory] = survey(fs, directory, needed, start, read)
+        found.batches += sum(file.batches for file in found.surveys[directory].files)
+        found.files += len(numbers)
+
+    def _say_obsolete(self, path: str, offset: int, why: str) -> None:
+        text = f"{why}; the newest snapshot has what was there, so nothing is lost"
+        self._found.add("warning", "wal_damaged", path, text, offset=offset)
+
     def _shard(self, directory: str, heads: LogHeads) -> None:
         found = self._found
         shard, start = found.surveys[directory], found.starts.get(directory)
         if shard.overlaps:
             found.log_bad.add(directory)
             text = "a repair of this log was interrupted; it only has to be finished"
-            found.add(
-                "error", "wal_repair_interrupted", shard.overlaps[-1].path, text, fix=REPAIR_FIX
-            )
+            path = shard.overlaps[-1].path
+            found.add("error", "wal_repair_interrupted", path, text, fix=REPAIR_FIX)
             return
-        if start is not None and shard.end < start:
+        if start is not None and shard.reach < start:
             found.log_bad.add(directory)
-            found.add(
-                "error", "wal_missing", directory, self._unreached(shard, start), fix=REPAIR_FIX
-            )
+            text = self._unreached(shard, start)
+            found.add("error", "wal_missing", directory, text, fix=REPAIR_FIX)
         stretches = iter(found.log_lost[directory])
         for damage in shard.damages:
-            if not shard.promised(damage):
+            if in_the_way(shard, damage, start):
+                found.log_bad.add(directory)
+                took = next(stretches) if matters(shard, damage, start) else None
+                self._damaged(damage, took, heads)
+            elif shard.promised(damage):
+                self._say_obsolete(damage.path, damage.offset, damage.why)
+            else:
                 text = f"{damage.why}; what follows was never acknowledged"
                 found.add("warning", "wal_torn", damage.path, text, offset=damage.offset)
-                continue
-            found.log_bad.add(directory)
-            needed = matters(shard, damage, start)
-            self._damaged(damage, next(stretches) if needed else None, heads)
         for tail in shard.tails:
             text = f"{tail.torn_bytes} bytes after the last whole batch; never acknowledged"
             found.add("warning", "wal_torn", tail.path, text, offset=tail.offset)
@@ -324,7 +288,7 @@ class _Examiner:
     def _damaged(self, damage: Damage, took: Stretch | None, heads: LogHeads) -> None:
         text = f"{damage.why} ({damage.length} bytes at position {damage.position})"
         if took is None:
-            text += "; the snapshot already has what was there, so nothing is lost"
+            text += "; no entry was in there, so nothing is lost"
         elif heads.deletes_undone:
             text += "; deletes that were in there come undone"
         for topic_id in took.recovered if took is not None else ():

@@ -52,14 +52,12 @@ from headrace.storage.segment_reader import Segment, find_meta
 from headrace.storage.snapshot import SnapshotState, TopicState, decode
 from headrace.storage.snapshot_files import read_latest, snapshot_path
 from headrace.storage.tier import DirectoryStore, Store, Tiers
-from headrace.storage.wal_audit import Damage, WholeBatch, walk_shard
+from headrace.storage.wal_audit import ANYWHERE, Damage, WholeBatch, walk_shard
 from headrace.storage.wal_file import file_path
 
 Line = dict[str, object]
 
 ROWS_PER_READ = 1000
-# A file is shown by itself, so that it may begin at any position.
-ANYWHERE = 1 << 63
 
 _CONTROLS: dict[int, tuple[str, type[Control]]] = {
     ENTRY_TOPIC_CREATE: ("topic_create", TopicCreate),

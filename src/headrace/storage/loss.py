@@ -20,10 +20,12 @@ from headrace.storage.frame import (
     BATCH_HEADER_BYTES,
     ENTRY_GAP,
     ENTRY_RECORDS_DELETE,
+    ENTRY_TOPIC_CONFIG,
     ENTRY_TOPIC_CREATE,
     ENTRY_TOPIC_DELETE,
     ENTRY_TYPES,
     Gap,
+    TopicConfig,
     TopicCreate,
     decode_batch_header,
     decode_control,
@@ -222,13 +224,20 @@ class LogHeads:
         elif kind == ENTRY_GAP and topic_id in self._heads:
             gap = decode_control(entry, Gap)[1]
             self._append(topic_id, gap.first, gap.last)
+        elif kind == ENTRY_TOPIC_CONFIG and topic_id in self._heads:
+            config = decode_control(entry, TopicConfig)[1]
+            self._class(topic_id, config.config)
+            if config.used_to > self._heads[topic_id]:
+                self._append(topic_id, config.used_to + 1, config.used_to)
+
+    def _class(self, topic_id: int, config: bytes) -> None:
+        (self._ephemeral.add if is_ephemeral(config) else self._ephemeral.discard)(topic_id)
 
     def _create(self, topic_id: int, create: TopicCreate) -> None:
         if topic_id >= self._known_below and topic_id not in self._heads:
             self._heads[topic_id] = 0
             self.names[topic_id] = create.name
-            if is_ephemeral(create.config):
-                self._ephemeral.add(topic_id)
+            self._class(topic_id, create.config)
 
     def _append(self, topic_id: int, first: int, last: int) -> None:
         head = self._heads.get(topic_id)

@@ -15,8 +15,9 @@ from headrace.core.clock import Clock, Random, SystemClock, SystemRandom
 from headrace.core.errors import HeadraceError
 from headrace.storage.cache import BlockCache
 from headrace.storage.catalog import Catalog
-from headrace.storage.check import Examination, Finding, Progress, Report, examine
+from headrace.storage.check import Examination, Progress, examine
 from headrace.storage.check_segments import CACHE_BYTES, SegmentState, read_group
+from headrace.storage.findings import Finding, Report
 from headrace.storage.fs import Filesystem, parent, read_exact, write_all
 from headrace.storage.loss import epoch_of, live_ranges, lose
 from headrace.storage.segment import SegmentMeta, segment_path

@@ -28,7 +28,7 @@ from headrace.storage.frame import (
     split_entries,
 )
 from headrace.storage.fs import File, Filesystem
-from headrace.storage.wal_file import file_path, first_position
+from headrace.storage.wal_file import file_path, first_position, index_of
 
 WINDOW_BYTES = 1 << 20
 
@@ -97,21 +97,26 @@ class ShardScanner:
         self._on_entry = on_entry
         self._window_bytes = window_bytes
         self._expected: int | None = None  # where the next file has to begin
+        self._bases: dict[int, int | None] = {}  # of the files to scan, by number
         self._bad = ""  # where the log broke off, in words; empty while it is whole
         self.result = ShardScan(directory)
 
-    def skip_obsolete(self, numbers: list[int]) -> list[int]:
+    def choose(self, numbers: list[int]) -> list[int]:
         """The files from the one that holds the start on: what is before it is of no interest.
 
         Obsolete files are removed in any order, so there may be holes among them.
         """
-        if self._start is None:
-            return numbers
-        for index in range(len(numbers) - 1, -1, -1):
-            base = first_position(self._fs, file_path(self.result.directory, numbers[index]))
-            if base is not None and base <= self._start:
-                return numbers[index:]
+        directory = self.result.directory
+        if self._start is not None:
+            numbers = numbers[index_of(self._fs, directory, numbers, self._start) :]
+        self._bases = {n: first_position(self._fs, file_path(directory, n)) for n in numbers}
         return numbers
+
+    def _stop_before(self, number: int) -> int | None:
+        """Where the next file begins.  Batches of this one beyond it were given up: a write that
+        failed may have reached the disk all the same."""
+        later = (base for n, base in sorted(self._bases.items()) if n > number)
+        return next((base for base in later if base is not None), None)
 
     def scan_file(self, number: int) -> None:
         """Deliver every entry of this file that counts."""
@@ -140,7 +145,8 @@ class ShardScanner:
         usable = header is not None and first is not None and first.salt == header.salt
         if not usable or first is None or header is None:
             # Never used, or its first group never reached the disk.
-            self._refuse_if_promised(path, window, 0, self._expected)
+            salt = header.salt if header is not None else None
+            self._refuse_if_promised(path, window, 0, self._expected, salt)
             self.result.useless.append(path)
             return
         base = first.position - PAGE_BYTES
@@ -148,16 +154,19 @@ class ShardScanner:
             if base > (self._start or 0):
                 self._missing(self._start or 0)
         elif base > self._expected:
-            self._refuse_if_promised(path, window, 0, self._expected)
+            self._refuse_if_promised(path, window, 0, self._expected, header.salt, base)
             self._bad = self._bad or f"{path} begins at {base}, {self._expected} was expected"
             self.result.useless.append(path)
             return
         elif base < self._expected:
             raise self._corrupt(path, 0, base, "this file overlaps the one before it")
-        end = self._batches(path, window, header, base)
+        if self._start is not None and self._start - base > window.size:
+            # What is before the start was on disk before the snapshot was written.
+            self._missing(base + window.size)
+        end = self._batches(path, window, header, base, self._stop_before(number))
         if end == PAGE_BYTES:
             # A file without a whole batch takes no room in the count of bytes.
-            self._refuse_if_promised(path, window, 0, base)
+            self._refuse_if_promised(path, window, 0, base, header.salt, base)
             self._expected = base
             self.result.useless.append(path)
             return
@@ -165,11 +174,13 @@ class ShardScanner:
         self.result.boot_id = header.boot_id
         self.result.last_number = number
         if self._torn(window, end):
-            self._refuse_if_promised(path, window, end, base + end)
+            self._refuse_if_promised(path, window, end, base + end, header.salt, base)
             self._bad = self._bad or f"{path} at offset {end}"
             self.result.bytes_dropped += window.size - end
 
-    def _batches(self, path: str, window: Window, header: FileHeader, base: int) -> int:
+    def _batches(
+        self, path: str, window: Window, header: FileHeader, base: int, stop: int | None
+    ) -> int:
         """Deliver whole batches; return the offset where they end."""
         end = PAGE_BYTES
         ordinal: int | None = 0
@@ -181,6 +192,8 @@ class ShardScanner:
             if found is None:
                 return end
             offset, batch = found
+            if stop is not None and batch.position >= stop >= base:
+                return end
             body = window.get(offset + BATCH_HEADER_BYTES, batch.body_bytes)
             if len(body) < batch.body_bytes or xxh3_64_intdigest(body) != batch.body_hash:
                 return end
@@ -216,14 +229,23 @@ class ShardScanner:
         return False
 
     def _refuse_if_promised(
-        self, path: str, window: Window, offset: int, position: int | None
+        self,
+        path: str,
+        window: Window,
+        offset: int,
+        position: int | None,
+        salt: int | None = None,
+        base: int | None = None,
     ) -> None:
         """Raise if any later header of this file says `position` was already durable.
 
         With no position known (the first file of a log), the file's own first page is meant.
+        Headers with another salt or place are data that looks like one: a stored log, say.
         """
         for at, batch in headers_after(window, offset):
             own_base = batch.position - at
+            if salt not in (None, batch.salt) or base not in (None, own_base):
+                continue
             limit = position if position is not None else own_base + PAGE_BYTES
             if own_base >= 0 and batch.durable > limit:
                 raise self._corrupt(
@@ -278,7 +300,7 @@ def scan_all(
         directory: ShardScanner(fs, directory, starts.get(directory), on_entry, window_bytes)
         for directory in found.keys() | starts.keys()
     }
-    counted = {d: scanners[d].skip_obsolete(numbers) for d, numbers in found.items()}
+    counted = {d: scanners[d].choose(numbers) for d, numbers in found.items()}
     order = sorted((number, d) for d, numbers in counted.items() for number in numbers)
     for done, (number, directory) in enumerate(order):
         on_file(done, len(order))

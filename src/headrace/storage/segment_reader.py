@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
-from headrace.core.errors import HeadraceError, SegmentCorrupt
+from headrace.core.errors import CorruptionError, HeadraceError, SegmentCorrupt
 from headrace.storage.block import Rows
 from headrace.storage.cache import BlockCache, WouldBlock
 from headrace.storage.fs import File, Filesystem, read_exact
@@ -93,13 +93,14 @@ def find_meta(file: File) -> SegmentMeta:
 class Segment:
     """An open sealed file.  May be used from several threads."""
 
-    __slots__ = ("_cache", "_file", "_index", "_slots", "_stride", "meta")
+    __slots__ = ("_cache", "_file", "_index", "_slots", "_stride", "meta", "problem")
 
     def __init__(self, meta: SegmentMeta, file: File, cache: BlockCache) -> None:
         self.meta = meta
         self._file = file
         self._cache = cache
         self._index: Index | None = None
+        self.problem: CorruptionError | None = None  # why its rows cannot be found
         self._slots: dict[str, int] = {}
         self._stride = 0
 
@@ -107,6 +108,11 @@ class Segment:
         """Close the file and give its blocks' room in the cache to others."""
         self._file.close()
         self._cache.drop(self.meta.file_id, -(-self.meta.footer_offset // BLOCK_BYTES))
+
+    def take_index(self, other: Segment) -> None:
+        """The same file in another place: what is known of it need not be read again."""
+        assert other.meta.file_id == self.meta.file_id
+        self._slots, self._stride, self._index = other._slots, other._stride, other._index
 
     # The index
 

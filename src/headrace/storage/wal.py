@@ -16,9 +16,10 @@ It does not know what entries mean.  `scan.py` reads what this file writes.
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from headrace.core.clock import Random
@@ -33,6 +34,8 @@ from headrace.storage.frame import (
 )
 from headrace.storage.fs import Filesystem, write_all
 from headrace.storage.wal_file import WalFile, create_wal_file
+
+log = logging.getLogger("headrace.wal")
 
 # What the system says when there is no room: a state that ends by itself, not damage.
 NO_ROOM_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -68,6 +71,7 @@ class WalShard:
         next_number: Callable[[], int],
         *,
         file_bytes: int,
+        zeroed_bytes: int | None = None,
         batch_bytes_max: int,
         pending_bytes_max: int,
         sync_interval_ms: int,
@@ -89,12 +93,15 @@ class WalShard:
         self._lane = f"sync-{shard}"
         self._next_number = next_number
         self._file_bytes = file_bytes
+        self._zeroed_bytes = file_bytes if zeroed_bytes is None else min(file_bytes, zeroed_bytes)
         self._batch_bytes_max = batch_bytes_max
         self._sync_interval_ms = sync_interval_ms
         self._pending: list[Commit] = []
         self._pending_now = False  # some pending commit needs no sync
         self._flush_asked = False
         self._waiting: deque[tuple[int, list[Commit]]] = deque()
+        self._to_settle: deque[tuple[Commit, HeadraceError | None]] = deque()
+        self._settling = False
         self._syncing = False
         self._hurry: Thunk | None = None  # cuts a delayed sync short
         self._poison: OSError | None = None
@@ -118,7 +125,8 @@ class WalShard:
     def start(self, base: int, first: list[bytes]) -> None:
         """Open the shard at position `base` with these entries, durable on return."""
         self._fs.mkdir(self.directory)
-        self._current = self._create(min(self._file_bytes, FIRST_FILE_BYTES), zeroed=True)
+        first_bytes = min(self._file_bytes, FIRST_FILE_BYTES)
+        self._current = self._create(first_bytes, zeroed=first_bytes)
         self._fs.sync_dir(self.directory)
         self._current.base = base
         self.written = self.durable = base + PAGE_BYTES
@@ -142,8 +150,7 @@ class WalShard:
         for file in {f.path: f for f in (*self._unsynced, self._current)}.values():
             file.file.close()
         if self._next is not None:
-            self._next.file.close()
-            self._fs.unlink(self._next.path)
+            self._discard(self._next)
 
     def _sync_here(self) -> None:
         target, files = self._begin_sync()
@@ -203,16 +210,34 @@ class WalShard:
         self.pending_bytes = 0
         failure, done = self._write(commits)
         waiting = [commit for commit in commits[:done] if commit.needs_sync]
-        _settle((commit for commit in commits[:done] if not commit.needs_sync), None)
         if waiting and self._poison is None:
+            # Before anything is settled: what settling stages has to come after these.
             self._waiting.append((self.written, waiting))
         elif waiting:
-            _settle(waiting, _unknown_outcome(self._poison or OSError()))
+            self._settle(waiting, _unknown_outcome(self._poison or OSError()))
+        self._settle([commit for commit in commits[:done] if not commit.needs_sync], None)
         if failure is not None:
-            _settle(commits[done:], failure)
+            self._settle(commits[done:], failure)
         if done:
             self._want_sync(urgent=bool(self._waiting))
             self.after_settling()
+
+    def _settle(self, commits: list[Commit], error: HeadraceError | None) -> None:
+        """Settle in log order, also when settling makes somebody flush again."""
+        self._to_settle.extend((commit, error) for commit in commits)
+        if self._settling:
+            return
+        self._settling = True
+        try:
+            while self._to_settle:
+                commit, outcome = self._to_settle.popleft()
+                try:
+                    commit.settle(outcome)
+                except Exception:
+                    # One caller's mistake must not keep the others from hearing.
+                    log.exception("a commit could not be settled")
+        finally:
+            self._settling = False
 
     def _write(self, commits: list[Commit]) -> tuple[HeadraceError | None, int]:
         """Write all commits as batches; (what went wrong, how many were written)."""
@@ -284,7 +309,7 @@ class WalShard:
         ready, self._next = self._next, None
         if ready is None:
             # Nothing was ready: a bare file now, rather than a stall or a refusal.
-            ready = self._create(self._file_bytes, zeroed=False)
+            ready = self._create(self._file_bytes, zeroed=0)
             self._names_unsynced = True
         # A file in which no write succeeded takes no room in the count of bytes.
         ready.base = self._current.base + (self._offset if self._ordinal else 0)
@@ -296,14 +321,12 @@ class WalShard:
         self._must_rotate = False
         self._prepare_next()
 
-    def _create(self, limit: int, *, zeroed: bool) -> WalFile:
+    def _create(self, limit: int, *, zeroed: int) -> WalFile:
         header = FileHeader(
             FORMAT_VERSION, self._random.u32(), self._next_number(), self._runtime.clock.wall_ms(),
             self._shard, self._fs.boot_id(),
         )  # fmt: skip
-        return create_wal_file(
-            self._fs, self.directory, header, limit, limit if zeroed else PAGE_BYTES
-        )
+        return create_wal_file(self._fs, self.directory, header, limit, zeroed)
 
     def _prepare_next(self) -> None:
         if self._next is not None or self._preparing or self._closed:
@@ -311,7 +334,7 @@ class WalShard:
         self._preparing = True
 
         def prepare() -> WalFile:
-            ready = self._create(self._file_bytes, zeroed=True)
+            ready = self._create(self._file_bytes, zeroed=self._zeroed_bytes)
             self._fs.sync_dir(self.directory)
             return ready
 
@@ -321,16 +344,24 @@ class WalShard:
         self._preparing = False
         if not isinstance(ready, WalFile):
             return  # The next rotation makes a bare file, and says so if it cannot.
-        if self._closed or self._next is not None:
-            ready.file.close()
-            self._fs.unlink(ready.path)
+        if self._closed:
+            self._discard(ready)
         elif ready.number < self._current.number:
             # A bare file overtook it: numbers must ascend, so this one cannot follow.
-            ready.file.close()
-            self._fs.unlink(ready.path)
+            self._runtime.submit("prepare", lambda: self._discard(ready), _ignore)
             self._prepare_next()
         else:
+            assert self._next is None
             self._next = ready
+
+    def _discard(self, file: WalFile) -> None:
+        file.file.close()
+        self._fs.unlink(file.path)
+
+    @property
+    def next_ready(self) -> bool:
+        """Whether a rotation finds a file that is ready."""
+        return self._next is not None
 
     # Syncing
 
@@ -384,7 +415,7 @@ class WalShard:
         self.durable = max(self.durable, target)
         self._forget_synced(files)
         while self._waiting and self._waiting[0][0] <= self.durable:
-            _settle(self._waiting.popleft()[1], None)
+            self._settle(self._waiting.popleft()[1], None)
         self.after_settling()
         if self._closed:
             return
@@ -424,25 +455,17 @@ class WalShard:
         self._poison = error
         waiting, self._waiting = self._waiting, deque()
         for _, commits in waiting:
-            _settle(commits, _unknown_outcome(error))
+            self._settle(commits, _unknown_outcome(error))
         pending, self._pending = self._pending, []
         self.pending_bytes = 0
-        _settle(pending, self.refusal())
-
-
-def _settle(commits: Iterable[Commit], error: HeadraceError | None) -> None:
-    """Settle all of them, whatever one of them raises."""
-    failure: Exception | None = None
-    for commit in commits:
-        try:
-            commit.settle(error)
-        except Exception as raised:  # noqa: BLE001 - the others must hear; raised again below
-            failure = failure or raised
-    if failure is not None:
-        raise failure
+        self._settle(pending, self.refusal())
 
 
 def _nothing() -> None:
+    pass
+
+
+def _ignore(_value: object, _error: BaseException | None) -> None:
     pass
 
 

@@ -62,6 +62,8 @@ class Tail(NamedTuple):
 
 Item = WholeBatch | Damage | Tail
 
+# As a start: a file that is looked at by itself may begin at any position.
+ANYWHERE = 1 << 63
 _WHY = "a batch does not match its checksum"
 
 
@@ -86,12 +88,20 @@ class Survey:
     damages: list[Damage] = field(default_factory=list)
     tails: list[Tail] = field(default_factory=list)
     durable: int = 0  # the furthest position that a batch knew to be durable
+    # Files of which a part that was acknowledged is in a later file: a repair was interrupted.
     overlaps: list[LogFile] = field(default_factory=list)
 
     @property
     def end(self) -> int:
         """The position after the last whole batch."""
         return max((file.end for file in self.files if file.base is not None), default=0)
+
+    @property
+    def reach(self) -> int:
+        """The last position that any file has room for."""
+        return max(
+            (file.base + file.size for file in self.files if file.base is not None), default=0
+        )
 
     def promised(self, damage: Damage) -> bool:
         """Whether bytes of this stretch were acknowledged: a later batch knew them durable."""
@@ -123,44 +133,52 @@ def walk_shard(
     notes: Survey | None = None,
     on_bytes: Callable[[int], None] = lambda _count: None,
 ) -> Iterator[Item]:
-    """Everything in the files of one shard, in order; file facts go to `notes`."""
+    """Everything in the files of one shard that counts, in order; file facts go to `notes`.
+
+    A file takes the place of whatever older ones hold from its first position on: of a write that
+    failed and reached the disk all the same, or of a log that was repaired.
+    """
     notes = notes if notes is not None else Survey(directory)
-    expected: int | None = None
-    for number in numbers:
-        walk = FileWalk(fs, file_path(directory, number), number, expected)
-        try:
-            first = walk.first_position()
-            if first is not None and expected is not None and first < expected:
-                # Only a repair that was interrupted leaves such a file: it replaces the others.
-                notes.overlaps.append(walk.describe())
-                continue
+    walks: list[FileWalk] = []
+    try:
+        expected: int | None = None
+        for number in numbers:
+            walks.append(FileWalk(fs, file_path(directory, number), number))
+        for at, walk in enumerate(walks):
+            later = [other.first_position() for other in walks[at + 1 :]]
+            stop = min((base for base in later if base is not None), default=None)
+            base = walk.first_position()
             before = expected if expected is not None else start or 0
-            if first is not None and first > before:
+            if base is not None and base > before and (stop is None or base < stop):
                 why = "the log between this file and the one before it is missing"
-                yield Damage(walk.path, 0, 0, before, first - before, why)
-            yield from walk.items(on_bytes)
+                yield Damage(walk.path, 0, 0, before, base - before, why)
+            yield from walk.items(stop, on_bytes)
             file = walk.describe()
             notes.files.append(file)
             notes.durable = max(notes.durable, walk.durable)
-            if file.base is not None:
+            if stop is not None and walk.given_up > stop:
+                notes.overlaps.append(file)
+            elif file.base is not None and (stop is None or file.base < stop):
                 expected = file.end
-        finally:
+    finally:
+        for walk in walks:
             walk.close()
 
 
 class FileWalk:
     """One log file being walked."""
 
-    def __init__(self, fs: Filesystem, path: str, number: int, expected: int | None) -> None:
+    def __init__(self, fs: Filesystem, path: str, number: int) -> None:
         self._file = fs.open_read(path)
         self._window = Window(self._file, WINDOW_BYTES)
         self.path = path
         self.durable = 0  # the furthest position that a header in here knew to be durable
+        self.given_up = 0  # the same of what a later file has taken the place of
         self._number = number
         self._header = decode_file_header(self._window.get(0, PAGE_BYTES), fs.describe(path))
         self._salt = self._header.salt if self._header is not None else None
         self._base: int | None = None
-        self._expected = expected
+        self._sought = False
         self._end = PAGE_BYTES
         self._batches = 0
         self._ordinal = 0
@@ -176,13 +194,15 @@ class FileWalk:
             self._window.size,
             self._header,
             base,
-            (base or 0) + self._end,
+            # A file without a whole batch takes no room in the count of bytes.
+            (base or 0) + (self._end if self._batches else 0),
             self._batches,
         )
 
     def first_position(self) -> int | None:
         """The shard position of the file's first byte, None when it has no batch header."""
-        if self._base is None:
+        if self._base is None and not self._sought:
+            self._sought = True
             for at, header in headers_after(self._window, PAGE_BYTES):
                 if self._ours(at, header):
                     self._salt = header.salt
@@ -190,13 +210,14 @@ class FileWalk:
                     break
         return self._base
 
-    def items(self, on_bytes: Callable[[int], None]) -> Iterator[Item]:
-        """Batches and what lies between them, then the tail."""
-        if self.first_position() is None:
+    def items(self, stop: int | None, on_bytes: Callable[[int], None]) -> Iterator[Item]:
+        """Batches before position `stop` and what lies between them, then the tail."""
+        base = self._base
+        if base is None:
+            if self._header is None:
+                self._end = 0  # Not even the first page is what was written.
             yield Tail(self.path, self._end, self._torn_bytes())
             return
-        base = self._base
-        assert base is not None
         if self._header is None:
             yield Damage(self.path, 0, PAGE_BYTES, base, PAGE_BYTES, "its header is damaged", 0)
         while True:
@@ -204,24 +225,42 @@ class FileWalk:
             if batch is None:
                 yield from self._last()
                 return
+            if stop is not None and batch.header.position >= stop:
+                self._give_up(batch.offset)
+                return
             if batch.header.ordinal != self._ordinal:
-                length = batch.offset - self._end
+                start = self._skip_padding()
+                length = batch.offset - start
                 batches = batch.header.ordinal - self._ordinal
-                yield Damage(self.path, self._end, length, base + self._end, length, _WHY, batches)
+                yield Damage(self.path, start, length, base + start, length, _WHY, batches)
             yield batch
+            self.durable = max(self.durable, batch.header.durable)
             self._batches += 1
             self._ordinal = batch.header.ordinal + 1
             end = batch.offset + BATCH_HEADER_BYTES + batch.header.body_bytes
             on_bytes(end - self._end)
             self._end = end
 
+    def _give_up(self, offset: int) -> None:
+        for at, header in headers_after(self._window, offset):
+            if self._ours(at, header):
+                self.given_up = max(self.given_up, header.durable)
+
+    def _skip_padding(self) -> int:
+        """Where the batch after the last whole one began: a page is filled up with zeros."""
+        page = self._end + -self._end % PAGE_BYTES
+        return page if not any(self._window.get(self._end, page - self._end)) else self._end
+
     def _last(self) -> Iterator[Item]:
         """What follows the last whole batch: damage if a header in it knew of durable bytes."""
         torn_bytes = self._torn_bytes()
-        base = self._base or 0
-        if self.durable > base + self._end and torn_bytes:
+        for at, header in headers_after(self._window, self._end):
+            if self._ours(at, header):
+                self.durable = max(self.durable, header.durable)
+        position = (self._base or 0) + (self._end if self._batches else 0)
+        if self.durable > position and torn_bytes:
             length = torn_bytes + -torn_bytes % 8
-            yield Damage(self.path, self._end, length, base + self._end, length, _WHY)
+            yield Damage(self.path, self._end, length, position, length, _WHY)
             torn_bytes = 0
         yield Tail(self.path, self._end, torn_bytes)
 
@@ -246,15 +285,11 @@ class FileWalk:
     def _ours(self, offset: int, header: BatchHeader) -> bool:
         """Whether a header is one of this file, not one that a record happens to hold."""
         base = header.position - offset
-        if self._salt is None:
-            # Without a file header to say so, only what goes on from the file before is believed.
-            return base >= (self._expected or 0)
-        return base >= 0 and header.salt == self._salt and self._base in (None, base)
+        return base >= 0 and self._salt in (None, header.salt) and self._base in (None, base)
 
     def _whole(self, offset: int, header: BatchHeader) -> WholeBatch | None:
         if not self._ours(offset, header) or header.ordinal < self._ordinal:
             return None
-        self.durable = max(self.durable, header.durable)
         body = self._window.get(offset + BATCH_HEADER_BYTES, header.body_bytes)
         if len(body) < header.body_bytes or xxh3_64_intdigest(body) != header.body_hash:
             return None

@@ -172,15 +172,18 @@ def _needed(fs: Filesystem, found: Survey, start: int | None) -> Iterator[WholeB
             yield item
 
 
+def in_the_way(found: Survey, damage: Damage, start: int | None) -> bool:
+    """Whether the log cannot be replayed because of a damaged stretch."""
+    return damage.position + damage.length > (start or 0) and found.promised(damage)
+
+
 def matters(found: Survey, damage: Damage, start: int | None) -> bool:
     """Whether acknowledged entries that replay needs were in a damaged stretch.
 
     The page before the first batch of a file holds no entry.
     """
-    holds_entries = damage.length > PAGE_BYTES or damage.offset > 0 or not damage.stored
-    return (
-        holds_entries and damage.position + damage.length > (start or 0) and found.promised(damage)
-    )
+    is_file_header = damage.offset == 0 and damage.stored == PAGE_BYTES
+    return in_the_way(found, damage, start) and not is_file_header
 
 
 def repair_shard(
@@ -197,7 +200,7 @@ def repair_shard(
     if found.overlaps:
         _finish_interrupted(fs, found, done)
         return done
-    done.unreached = start is not None and found.end < start
+    done.unreached = start is not None and found.reach < start
     base, old = _extent(found, start)
     writer = LogWriter(fs, found.directory, _header_for(fs, found, random, clock), base)
     try:
@@ -216,8 +219,9 @@ def repair_shard(
 
 def _extent(found: Survey, start: int | None) -> tuple[int, list[LogFile]]:
     """Where the new file begins, and the files it replaces."""
-    cut = min((d.position for d in found.damages if found.promised(d)), default=found.end)
-    if start is not None and (cut < start or found.end < start):
+    bad = [d.position for d in found.damages if in_the_way(found, d, start)]
+    cut = min(bad, default=found.end)
+    if start is not None and (cut < start or found.reach < start):
         # Nothing before the replay position is needed, and the new file cannot leave a gap.
         return start, list(found.files)
     base = cut
@@ -285,12 +289,11 @@ def _move_topic_ids(writer: LogWriter, epochs: Epochs, clock: Clock) -> None:
 
 
 def _finish_interrupted(fs: Filesystem, found: Survey, done: LogRepair) -> None:
-    newest = found.overlaps[-1]
-    assert newest.base is not None
-    done.path = newest.path
-    for file in [*found.files, *found.overlaps[:-1]]:
-        if file.base is None or file.end > newest.base:
-            done.set_aside.append(set_aside(fs, file.path))
+    """The new file is whole and in place: only the old ones are still there."""
+    done.path = max(
+        (file for file in found.files if file.batches), key=lambda file: file.number
+    ).path
+    done.set_aside = [set_aside(fs, file.path) for file in found.overlaps]
     fs.sync_dir(found.directory)
 
 

@@ -129,7 +129,7 @@ BAD_RECORDS: list[tuple[object, type[HeadraceError]]] = [
     (5, InvalidRequest),
     ({"a": 1}, InvalidRequest),
     ([b"bytes", {"and": "values"}], InvalidRequest),
-    ([object()], InvalidRequest),
+    ([1j], InvalidRequest),
     (["\ud800"], InvalidRequest),
     ([b"x"] * 10_001, BatchTooLarge),
     ([b"x" * ((1 << 20) + 1)], RecordTooLarge),

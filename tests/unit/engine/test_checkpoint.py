@@ -89,7 +89,7 @@ def test_topics_deleted_while_a_checkpoint_runs_stay_deleted(start: Start, kill:
 
 
 def test_the_log_is_cut(engine: Engine) -> None:
-    for n in range(200):
+    for _ in range(200):
         engine.append("t", [b"x" * 1_000]).result()
     for _ in range(3):
         engine.append("t", [1]).result()
@@ -168,9 +168,7 @@ def test_a_checkpoint_that_failed_is_made_up_for(
     pytest.fail("a checkpoint makes calls for ever")
 
 
-def test_a_failed_checkpoint_is_tried_again_by_itself(
-    start: Start, clock: ManualClock
-) -> None:
+def test_a_failed_checkpoint_is_tried_again_by_itself(start: Start, clock: ManualClock) -> None:
     fs = FaultFilesystem(SimDisk())
     fs.plan = FaultPlan(Fault("create", 1, "eio", path="segments*"))
     engine = start(fs, checkpoint_wal_bytes=20_000)

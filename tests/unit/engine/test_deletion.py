@@ -196,7 +196,7 @@ def test_d7_a_file_more_than_half_dead_is_rewritten(start: Start, kill: Start) -
     for _ in range(3):
         engine.append("other", [1]).result()
         engine.checkpoint().result()
-    size = sum(len(d) for path, d in disk.contents().items() if path.startswith("segments/"))  # type: ignore[attr-defined]
+    size = sum(len(d) for path, d in disk.contents().items() if path.startswith("segments/"))
     assert size < 2 * 40_000 + 20_000
     engine = kill(engine)
     assert seqs(engine) == list(range(61, 101))

@@ -128,9 +128,7 @@ def test_f0_a_killed_process_loses_nothing_and_the_head_is_exact(
 
 
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
-def test_f_a_clean_restart_keeps_everything(
-    start: Start, restart: Start, durability: str
-) -> None:
+def test_f_a_clean_restart_keeps_everything(start: Start, restart: Start, durability: str) -> None:
     engine = filled(start, durability, 300)
     before = records(engine)
     for _ in range(3):
@@ -206,9 +204,7 @@ def test_f2_a_kill_during_a_burst_leaves_exactly_the_written_records(
         assert reopened.append("t", [1]).result().first_seq == head + 1
 
 
-def test_f3_memory_recovers_a_subset_and_its_config(
-    start: Start, power_loss: Start
-) -> None:
+def test_f3_memory_recovers_a_subset_and_its_config(start: Start, power_loss: Start) -> None:
     engine = start()
     config = {"durability": "memory", "cap_records": 77}
     engine.put_topic("t", config).result()

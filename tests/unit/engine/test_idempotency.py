@@ -38,9 +38,7 @@ def data(engine: Engine, name: str = "t") -> list[bytes]:
 # Keys
 
 
-def test_a_key_is_stored_once_and_answered_as_the_first_time(
-    engine: Engine, again: Start
-) -> None:
+def test_a_key_is_stored_once_and_answered_as_the_first_time(engine: Engine, again: Start) -> None:
     first = engine.append("t", [1, 2], idempotency_key="k").result()
     engine.append("t", [3]).result()
     for _ in range(2):
@@ -257,9 +255,7 @@ def test_a_refused_append_does_not_advance_its_producer(engine: Engine) -> None:
     engine.append("t", [1], producer=ProducerClaim("p", 0, 0)).result()
     assert engine.append("t", [], producer=ProducerClaim("p", 0, 1)).error is not None
     assert (
-        engine.append(
-            "t", [1], producer=ProducerClaim("p", 0, 1), expected_head_seq=9
-        ).error
+        engine.append("t", [1], producer=ProducerClaim("p", 0, 1), expected_head_seq=9).error
         is not None
     )
     assert not engine.append("t", [2], producer=ProducerClaim("p", 0, 1)).result().deduped

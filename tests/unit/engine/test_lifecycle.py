@@ -164,9 +164,7 @@ def test_e5_concurrent_first_writes_yield_one_topic(engine: Engine, again: Start
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "disk", "fsync"])
-def test_e6_recreated_topics_start_at_one(
-    engine: Engine, again: Start, durability: str
-) -> None:
+def test_e6_recreated_topics_start_at_one(engine: Engine, again: Start, durability: str) -> None:
     engine.append("t", [1, 2, 3], config={"durability": durability}).result()
     epoch = engine.topic("t").epoch
     assert engine.delete_topic("t").result().deleted
@@ -190,9 +188,7 @@ def test_e6_a_cursor_beyond_the_new_head_is_told(engine: Engine) -> None:
     assert [r.data for r in page.records] == [b"a", b"b"] and page.caught_up
 
 
-def test_e7_a_cursor_of_another_epoch_is_told_wherever_it_is(
-    engine: Engine, again: Start
-) -> None:
+def test_e7_a_cursor_of_another_epoch_is_told_wherever_it_is(engine: Engine, again: Start) -> None:
     engine.append("t", [1] * 5).result()
     epoch = engine.topic("t").epoch
     assert engine.read("t", 2, epoch=epoch).result().tombstone is None
@@ -242,7 +238,7 @@ def test_a_delete_frees_files_and_memory(engine: Engine) -> None:
     for _ in range(3):
         engine.append("other", [1]).result()
         engine.checkpoint().result()
-    held = b"".join(d for path, d in disk.contents().items() if path.startswith("segments/"))  # type: ignore[attr-defined]
+    held = b"".join(d for path, d in disk.contents().items() if path.startswith("segments/"))
     assert b"x" * 100 not in held
 
 

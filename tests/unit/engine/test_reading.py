@@ -41,7 +41,8 @@ def forget(engine: Engine, cached: bool = True) -> None:
     """Take sealed records out of memory."""
     for topic in engine.core.by_id.values():
         engine.core.forget_blocks(topic)
-    engine.core.resident.clear()
+    for segment in engine.core.catalog.segments():
+        engine.core.cache.drop(segment.meta.file_id, 100)
     disk = engine.core.fs
     assert isinstance(disk, SimDisk)
     disk.cached = cached
@@ -58,7 +59,6 @@ def in_tier(start: Start, tier: str, fill: Callable[[Engine, int], None], parts:
             cold=DirectoryStore(cold_disk),
             policy=policy,
             hot_retain_segments=1,
-            read_cache_bytes=0,
         )
     for part in range(parts):
         fill(engine, part)
@@ -104,7 +104,9 @@ def test_m4_reads_across_tiers_are_contiguous(lab: Lab) -> None:
         if page.caught_up:
             break
     assert [r.seq for r in found] == list(range(1, 41))
-    assert [r.data for r in found] == [bytes([65 + p]) * (n + 1) for p in range(4) for n in range(10)]
+    assert [r.data for r in found] == [
+        bytes([65 + p]) * (n + 1) for p in range(4) for n in range(10)
+    ]
     assert [r.ts for r in found] == [START_MS + n for n in range(40)]
     state = engine.topic("t")
     assert (state.head_seq, state.earliest_seq, state.count, state.bytes) == (40, 1, 40, 220)
@@ -170,7 +172,20 @@ def test_all_columns_come_back_from_every_tier(lab: Lab) -> None:
         (b"3", "", "m", None, []),
         (b"plain", None, None, None, None),
     ]
-    assert [r.append_first_seq for r in read(engine).records] == [1, 1, 1, 4, 5, 5, 5, 8, 9, 9, 9, 12]
+    assert [r.append_first_seq for r in read(engine).records] == [
+        1,
+        1,
+        1,
+        4,
+        5,
+        5,
+        5,
+        8,
+        9,
+        9,
+        9,
+        12,
+    ]
 
 
 def test_deleted_records_are_skipped_in_every_tier(lab: Lab) -> None:
@@ -382,12 +397,12 @@ def test_a_page_is_the_same_from_memory_and_from_files(start: Start, seed: int) 
         }
         where = dice.choice(["last", "from_ts", "from_seq"])
         how[where] = dice.randint(0, count) + (START_MS if where == "from_ts" else 0)
-        memory, files = (engine.read("t", **how).result() for engine in engines)  # type: ignore[arg-type]
+        memory, files = (engine.read("t", **how).result() for engine in engines)
         assert memory.records == files.records, (seed, how)
         assert memory.tombstone == files.tombstone
         # How many filtered records a full page skips is its own affair; reading on is not.
         rest = [
-            engine.read("t", page.next_from_seq, nodes=how["nodes"], limit=1_000).result().records  # type: ignore[arg-type]
+            engine.read("t", page.next_from_seq, nodes=how["nodes"], limit=1_000).result().records
             for engine, page in zip(engines, (memory, files), strict=True)
         ]
         assert rest[0] == rest[1], (seed, how)

@@ -21,7 +21,7 @@ START_MS = 1_700_000_000_000
 
 
 def seqs(engine: Engine, name: str = "t", **how: object) -> list[int]:
-    return [record.seq for record in engine.read(name, **how).result().records]  # type: ignore[arg-type]
+    return [record.seq for record in engine.read(name, **how).result().records]
 
 
 def all_records(engine: Engine, name: str = "t") -> list[Record]:

@@ -77,7 +77,7 @@ def busy(engine: Engine) -> None:
 
 
 def fresh(disk: SimDisk, **settings: int) -> Engine:
-    chosen = Settings(**{"wal_file_bytes": 64 << 10, "wal_batch_bytes_max": 16 << 10, **settings})  # type: ignore[arg-type]
+    chosen = Settings(**{"wal_file_bytes": 64 << 10, "wal_batch_bytes_max": 16 << 10, **settings})
     engine = Engine(disk, StepRuntime(ManualClock()), chosen, random=SeededRandom(7))
     engine.recover()
     return engine
@@ -134,9 +134,7 @@ def test_l9_the_number_of_shards_may_change(
 
 
 @pytest.mark.parametrize("way", ["delete", "recreate"])
-def test_l9_a_name_given_again_in_another_shard(
-    start: Start, kill: Start, way: str
-) -> None:
+def test_l9_a_name_given_again_in_another_shard(start: Start, kill: Start, way: str) -> None:
     engine = start(wal_shards=4)
     for turn in range(12):
         engine.append("t", [turn]).result()

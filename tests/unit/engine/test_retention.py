@@ -142,7 +142,12 @@ def test_c3_a_byte_cap_evicts_the_oldest_until_it_fits(
         engine.append("t", [b"x" * size]).result()
     if sealed:
         engine = sealed_only(engine, restart)
-    for cap, expected in ((105, [1, 2, 3, 4, 5]), (104, [2, 3, 4, 5]), (65, [3, 4, 5]), (25, [4, 5])):
+    for cap, expected in (
+        (105, [1, 2, 3, 4, 5]),
+        (104, [2, 3, 4, 5]),
+        (65, [3, 4, 5]),
+        (25, [4, 5]),
+    ):
         engine.put_topic("t", {"cap_bytes": cap}).result()
         assert seqs(engine) == expected
         assert engine.topic("t").bytes == sum(sizes[seq - 1] for seq in expected)
@@ -315,5 +320,5 @@ def test_c7_files_of_evicted_records_are_reclaimed(engine: Engine) -> None:
     for _ in range(4):
         engine.append("t", [b"y"]).result()
         engine.checkpoint().result()
-    size = sum(len(data) for path, data in disk.contents().items() if "segments" in path)  # type: ignore[attr-defined]
+    size = sum(len(data) for path, data in disk.contents().items() if "segments" in path)
     assert size < 50_000
