@@ -93,7 +93,7 @@ class Appender:
             core.refuse_ephemeral(size)
         check_room(core, topic, batch, size)
         pending = self._stage(topic, batch, how, ticket, created, size, shard)
-        if topic.config.durability == EPHEMERAL:
+        if topic.config.durability == EPHEMERAL and not topic.changing:
             self._stage_ephemeral(pending, shard)
         else:
             shard.stage(pending)

@@ -19,25 +19,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from itertools import islice
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from headrace.core.errors import HeadraceError, typed
 from headrace.core.runtime import Ticket
 from headrace.engine.core_state import ControlCommit, Core
-from headrace.engine.seal import Capture, capture, sealed, unsealed, write_captures
+from headrace.engine.seal import Capture, capture, reserved_to, sealed, unsealed, write_captures
 from headrace.engine.sealed_files import SealedFiles
 from headrace.engine.topic import Topic
-from headrace.storage.keys import KeyFileMeta, KeyRow, live_key_files, write_keys
+from headrace.storage.keys import KeyFileMeta, KeyRow, live_key_files, read_keys, write_keys
 from headrace.storage.segment_reader import Segment
 from headrace.storage.snapshot import WAL_NUMBER, SnapshotChange
 
 log = logging.getLogger("headrace.checkpoint")
 
 T = TypeVar("T")
+P = ParamSpec("P")
 LANE = "work"
 SLICE_NS = 2_000_000  # how long the loop thread may be held at a time
 SLICE_ITEMS = 64
 RETRY_MS = 5_000
+KEY_FILES_MAX = 8  # more are merged into one
 
 
 class Checkpointer:
@@ -88,7 +90,7 @@ class Checkpointer:
         urgent = core.unsealed_bytes >= core.settings.memory_budget_bytes // 2
         grown = self._wal_bytes() - self._wal_mark >= core.settings.checkpoint_wal_bytes
         # One that is not urgent waits for log files that are ready, rather than use bare ones.
-        if urgent or (grown and all(shard.next_ready for shard in core.shards)):
+        if urgent or (grown and not any(shard.preparing for shard in core.shards)):
             self.run()
 
     def run(self) -> Ticket[None]:
@@ -185,7 +187,7 @@ class _Checkpoint:
     def begin(self) -> None:
         core = self._core
         self._owner.mark_wal()
-        self._wal_number = core.next_wal_number
+        self._wal_number = next(core.wal_numbers)
         self._next_topic_id = core.next_topic_id
         for shard in core.shards:
             refusal = shard.refusal()
@@ -211,10 +213,22 @@ class _Checkpoint:
             waiting -= 1
             self._failure = self._failure or error
             if not waiting:
-                self._core.runtime.soon(then)
+                self._core.runtime.soon(self._guarded(then))
 
         for shard in shards:
             shard.stage(ControlCommit(b"", True, passed))
+
+    def _guarded(self, step: Callable[P, None]) -> Callable[P, None]:
+        """A step on the loop thread: what it raises ends this checkpoint, and no later one."""
+
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                step(*args, **kwargs)
+            except Exception as error:
+                log.exception("a step of a checkpoint failed")
+                self._end(error)
+
+        return run
 
     # 2. Capture
 
@@ -251,12 +265,13 @@ class _Checkpoint:
         owner = self._owner
         owner.stall_ns_max = max(owner.stall_ns_max, clock.monotonic_ns() - started)
         if items:
-            self._core.runtime.soon(lambda: self._in_slices(items, step, done))
+            again = self._guarded(lambda: self._in_slices(items, step, done))
+            self._core.runtime.soon(again)
         else:
             done()
 
     def _write(self) -> None:
-        self._core.runtime.submit(LANE, self.write, self._written)
+        self._core.runtime.submit(LANE, self.write, self._guarded(self._written))
 
     def _capture(self, topic: Topic, *, clean: bool = False) -> None:
         if topic.live:
@@ -266,9 +281,9 @@ class _Checkpoint:
     def capture_all(self) -> None:
         """All at once, for a clean exit: also the topics whose reservation ends with it."""
         core = self._core
-        self._wal_number = core.next_wal_number
+        self._wal_number = next(core.wal_numbers)
         self._next_topic_id = core.next_topic_id
-        core.dirty.update((t.id, t) for t in core.by_id.values() if t.reserved > t.head)
+        core.dirty.update((t.id, t) for t in core.by_id.values() if reserved_to(t) > t.head)
         self._take_dirty()
         for topic in _pop(self._todo, len(self._todo)):
             self._capture(topic, clean=True)
@@ -304,7 +319,9 @@ class _Checkpoint:
         segments = self._core.catalog.segments()
         created_ms = self._core.clock.now_ms()
         files = self._files
-        self._core.runtime.submit(LANE, lambda: files.merge(segments, created_ms), self._merged)
+        self._core.runtime.submit(
+            LANE, lambda: files.merge(segments, created_ms), self._guarded(self._merged)
+        )
 
     def adopt(self, segments: list[Segment]) -> None:
         """Readers see the new files; the blocks may leave memory."""
@@ -333,15 +350,20 @@ class _Checkpoint:
 
     def _snapshot(self) -> None:
         if self._failure is not None:
-            self._end(self._failure, files_written=True)
+            self._end(self._failure)
             return
-        self._core.runtime.submit(LANE, lambda: self.snapshot(clean=False), self._snapshotted)
+        self._core.runtime.submit(
+            LANE, lambda: self.snapshot(clean=False), self._guarded(self._snapshotted)
+        )
 
     def snapshot(self, *, clean: bool) -> None:
         """Off the loop: write the keys, then the snapshot; then remove what it replaced."""
         core = self._core
         now = core.clock.now_ms()
         key_files = live_key_files(self._files.key_files, now)
+        if len(key_files) >= KEY_FILES_MAX:
+            self._keys = [*self._old_keys(key_files, now), *self._keys]
+            key_files = []
         if self._keys:
             key_files.append(self._write_keys())
         self._files.write_snapshot(self._change(clean, key_files, now))
@@ -364,6 +386,16 @@ class _Checkpoint:
             extra={WAL_NUMBER: self._wal_number.to_bytes(8, "little")},
         )
 
+    def _old_keys(self, key_files: list[KeyFileMeta], now: int) -> list[KeyRow]:
+        """What is still within its window in these files, to be written into one."""
+        core = self._core
+        return [
+            row
+            for key_file in key_files
+            for row in read_keys(core.fs, key_file)
+            if now - row.time_ms <= core.keys.window_of(row.topic_id)
+        ]
+
     def _write_keys(self) -> KeyFileMeta:
         core = self._core
 
@@ -372,7 +404,7 @@ class _Checkpoint:
 
     def _snapshotted(self, _value: object, error: BaseException | None) -> None:
         if error is not None:
-            self._end(error, files_written=True)
+            self._end(error)
             return
         movable = list(islice(self._files.relocatable(), 16))
         if not movable:
@@ -403,19 +435,18 @@ class _Checkpoint:
             self.snapshot(clean=False)
             self._core.tiers.drop_hot_copies(moved)
 
-        self._core.runtime.submit(LANE, flip, lambda _, failed: self._end(failed, True))
+        self._core.runtime.submit(LANE, flip, self._guarded(lambda _, failed: self._end(failed)))
 
-    def _end(self, error: BaseException | None, files_written: bool = False) -> None:
+    def _end(self, error: BaseException | None) -> None:
         if error is not None:
-            self._give_back(files_written)
+            self._give_back()
         self._owner.finished(self, error)
 
-    def _give_back(self, files_written: bool) -> None:
+    def _give_back(self) -> None:
         """What this checkpoint took is for the next one to do."""
         core = self._core
-        if not files_written:
-            for captured in self._captures:
-                unsealed(captured)
+        for captured in self._captures:
+            unsealed(captured)
         for captured in self._captures:
             if captured.topic.live:
                 core.dirty.setdefault(captured.topic.id, captured.topic)

@@ -20,6 +20,11 @@ from headrace.storage.block import Block, Rows
 from headrace.storage.catalog import runs_in
 from headrace.storage.segment_reader import Run, Segment
 
+# A page that leaves out almost everything it meets ends after so many rows, and says how far it
+# came: a filter must not hold the loop thread.
+SKIPPED_ROWS_MIN = 10_000
+SKIPPED_ROWS_PER_ROW = 10
+
 
 class ReadRequest(NamedTuple):
     """Where to read, and how much.  At most one of from_seq, from_ts and last is given."""
@@ -39,6 +44,7 @@ class Collector:
     __slots__ = (
         "_base",
         "_frozen",
+        "_skips_left",
         "bytes_left",
         "cursor",
         "full",
@@ -60,6 +66,7 @@ class Collector:
         self.full = request.limit == 0
         self._frozen: BitMap64 | None = None
         self._base = 0
+        self._skips_left = max(SKIPPED_ROWS_MIN, SKIPPED_ROWS_PER_ROW * request.limit)
 
     def freeze(self) -> None:
         """From here to `thaw` another thread collects: it sees the holes as they are now."""
@@ -149,6 +156,7 @@ class Collector:
         seen, last = len(rows), rows.seqs[-1]
         if self._filtered(rows):
             live = self._wanted(rows)
+            self._skips_left -= seen - len(live)
             size = 0
             if len(live) == len(rows):
                 size = _size(rows)
@@ -158,6 +166,7 @@ class Collector:
             else:
                 self.scanned += seen
                 self.cursor = last
+                self.full = self._skips_left <= 0
                 return
         if size > self.bytes_left and self.rows:
             self.full = True
@@ -167,7 +176,7 @@ class Collector:
         self.cursor = last
         self.left -= len(rows)
         self.bytes_left -= size
-        self.full = self.left <= 0 or self.bytes_left <= 0
+        self.full = self.left <= 0 or self.bytes_left <= 0 or self._skips_left <= 0
 
     def _filtered(self, rows: Rows) -> bool:
         if self.nodes and rows.nodes is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import count
 from typing import TypeVar
 
 from xxhash import xxh3_64_intdigest
@@ -61,7 +62,7 @@ class Core:
         self.by_id: dict[int, Topic] = {}
         self.next_topic_id = 1
         self.next_file_id = 1
-        self.next_wal_number = 1
+        self.wal_numbers = count(1)  # two threads take from it
         self.generation = 0
         self.shards: list[WalShard] = []
         self.cache = BlockCache(settings.read_cache_bytes)
@@ -72,6 +73,7 @@ class Core:
         self.unsealed_bytes = 0  # log bytes of blocks that only the log and memory hold
         self.ephemeral_bytes = 0  # bytes of blocks that only memory holds, ever
         self.resident_bytes = 0  # bytes of all blocks in memory
+        self.tag_index_bytes = 0
         self.sealed_topics: dict[int, Topic] = {}  # may have sealed blocks in memory, by time
         self.dirty: dict[int, Topic] = {}  # changed since the last checkpoint
         self.removed: set[int] = set()  # deleted since the last checkpoint
@@ -185,14 +187,18 @@ class Core:
             self.ephemeral_bytes += size
             topic.ephemeral_bytes += size
             return
-        if topic.ephemeral_bytes:
-            # What is below a stored record is sealed with it, whatever its class was.
-            self.ephemeral_bytes -= topic.ephemeral_bytes
-            size += topic.ephemeral_bytes
-            topic.ephemeral_bytes = 0
-        topic.logged_to = block.last_seq
+        self.count_as_logged(topic, block.last_seq)
         self.unsealed_bytes += size
         topic.unsealed_bytes += size
+
+    def count_as_logged(self, topic: Topic, logged_to: int) -> None:
+        """What is below a stored record is sealed with it, whatever its class was."""
+        topic.logged_to = max(topic.logged_to, logged_to)
+        if topic.ephemeral_bytes:
+            self.ephemeral_bytes -= topic.ephemeral_bytes
+            self.unsealed_bytes += topic.ephemeral_bytes
+            topic.unsealed_bytes += topic.ephemeral_bytes
+            topic.ephemeral_bytes = 0
 
     def trim(self, topic: Topic) -> None:
         """Drop from memory the blocks of a topic that are dead."""
@@ -207,8 +213,11 @@ class Core:
         self.sealed_topics[topic.id] = topic
 
     def forget_blocks(self, topic: Topic) -> None:
-        """Drop every block of a topic from memory."""
+        """Drop every block of a topic from memory, and what was made of them."""
         self.sealed_topics.pop(topic.id, None)
+        if topic.tags is not None:
+            self.tag_index_bytes -= topic.tags.bytes
+            topic.tags = None
         while topic.blocks.first is not None:
             self._drop_first(topic)
 

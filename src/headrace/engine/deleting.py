@@ -60,7 +60,6 @@ class Deleter:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._index_bytes = 0
 
     def delete(
         self, name: str, before_seq: int | None = None, match: TagMatch | None = None
@@ -119,16 +118,16 @@ class Deleter:
         self._log(topic, floor, seqs, ticket)
 
     def _in_memory(self, topic: Topic, match: TagMatch) -> list[int]:
-        index = topic.tags if isinstance(topic.tags, TagIndex) else TagIndex()
-        if topic.tags is index:
-            self._index_bytes -= index.bytes
+        core, index = self._core, topic.tags or TagIndex()
+        if topic.tags is not None:
+            core.tag_index_bytes -= index.bytes
+            topic.tags = None
         index.update(topic.blocks)
         found = list(index.find(match.tag, match.prefix))
         # Over the bound the index is built again by the next delete rather than kept.
-        keep = self._index_bytes + index.bytes <= self._core.settings.tag_index_bytes_max
-        topic.tags = index if keep else None
-        if keep:
-            self._index_bytes += index.bytes
+        if core.tag_index_bytes + index.bytes <= core.settings.tag_index_bytes_max:
+            core.tag_index_bytes += index.bytes
+            topic.tags = index
         return found
 
     def _in_files(

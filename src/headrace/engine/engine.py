@@ -178,10 +178,6 @@ class Engine:
     def _make_shards(self) -> None:
         core, settings = self._core, self.settings
 
-        def next_number() -> int:
-            core.next_wal_number += 1
-            return core.next_wal_number - 1
-
         core.shards = [
             WalShard(
                 core.fs,
@@ -189,7 +185,7 @@ class Engine:
                 core.random,
                 shard_directory(shard, settings.wal_shards),
                 shard,
-                next_number,
+                lambda: next(core.wal_numbers),
                 file_bytes=settings.wal_file_bytes,
                 # A checkpoint ends a file about here; the rest is seldom reached.
                 zeroed_bytes=settings.checkpoint_wal_bytes * 9 // 8,

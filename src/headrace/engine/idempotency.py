@@ -155,6 +155,10 @@ class KeyIndex:
         span = max(1, window_ms // GENERATIONS_PER_WINDOW)
         if not keys.generations or row.time_ms >= keys.generations[-1][0] + span:
             keys.generations.append((row.time_ms, {}))
+        for _, rows in keys.generations:
+            known = rows.get(row.key)
+            if known is not None and known.first_seq == row.first_seq:
+                return  # replayed from the log, and in a key file as well
         rows = keys.generations[-1][1]
         if row.key not in rows:
             self.entries += 1
@@ -171,6 +175,12 @@ class KeyIndex:
         """Rows no key file holds yet; the caller writes them, or puts them back."""
         rows, self._unsaved = self._unsaved, []
         return rows
+
+    def save_again(self, topic_id: int) -> None:
+        """The window of a topic has grown: files that hold its keys would be dropped too early."""
+        keys = self._topics.get(topic_id)
+        if keys is not None:
+            self._unsaved.extend(row for _, rows in keys.generations for row in rows.values())
 
     def put_back(self, rows: Iterable[KeyRow]) -> None:
         self._unsaved[:0] = rows

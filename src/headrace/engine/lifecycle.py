@@ -119,7 +119,8 @@ class Lifecycle:
         def done(error: HeadraceError | None) -> None:
             if error is not None:
                 # Unless the name was taken meanwhile, the topic is back as if nothing happened.
-                core.by_name.setdefault(name, topic)
+                if core.by_name.setdefault(name, topic) is not topic:
+                    self.forget(topic)
                 ticket.fail(error)
                 return
             self.forget(topic)
@@ -197,12 +198,16 @@ class Lifecycle:
             core.log(topic, ENTRY_FLOOR, floor, needs_sync=False)
         reserved_to = max(topic.reserved, topic.staged + RESERVE_AT_CREATE)
         topic.unsettled_syncs += 1
+        topic.changing += 1
 
         def done(error: HeadraceError | None) -> None:
             topic.unsettled_syncs -= 1
+            topic.changing -= 1
             if error is not None:
                 ticket.fail(error)
                 return
+            if config.idempotency_window_ms > topic.config.idempotency_window_ms:
+                core.keys.save_again(topic.id)
             topic.set_config(config)
             topic.reserved = max(topic.reserved, reserved_to)
             core.mark(topic)

@@ -31,6 +31,8 @@ from headrace.storage.cache import WouldBlock
 from headrace.storage.catalog import runs_in
 from headrace.storage.segment_reader import Run
 
+WAITERS_SWEPT_MIN = 64
+
 
 class Tombstone(NamedTuple):
     """Seqs gap_from..gap_to are gone without anybody having asked for it."""
@@ -95,24 +97,40 @@ class Reader:
         ticket: Ticket[None] = Ticket(self._core.runtime)
         if topic.head > after_seq:
             ticket.resolve(None)
-            return ticket
-
-        def wake() -> None:
-            if ticket.done:
-                return
-            if topic.head > after_seq or not topic.live:
-                ticket.resolve(None)
-            else:
-                _add_waiter(topic, wake)
-
-        _add_waiter(topic, wake)
+        else:
+            _add_waiter(topic, Waiter(topic, after_seq, ticket))
         return ticket
 
 
-def _add_waiter(topic: Topic, wake: object) -> None:
-    if topic.waiters is None:
-        topic.waiters = []
-    topic.waiters.append(wake)  # type: ignore[arg-type]
+class Waiter:
+    """Somebody who wants to hear of records beyond a seq."""
+
+    __slots__ = ("_after_seq", "_topic", "ticket")
+
+    def __init__(self, topic: Topic, after_seq: int, ticket: Ticket[None]) -> None:
+        self._topic = topic
+        self._after_seq = after_seq
+        self.ticket = ticket
+
+    def __call__(self) -> None:
+        """Something has changed."""
+        if self.ticket.done or self.ticket.abandoned:
+            return
+        if self._topic.head > self._after_seq or not self._topic.live:
+            self.ticket.resolve(None)
+        else:
+            _add_waiter(self._topic, self)
+
+
+def _add_waiter(topic: Topic, waiter: Waiter) -> None:
+    waiters = topic.waiters
+    if waiters is None:
+        waiters = topic.waiters = []
+    count = len(waiters)
+    if count >= WAITERS_SWEPT_MIN and count & (count - 1) == 0:
+        # Those who gave up are dropped now and then, at a cost that does not grow.
+        waiters[:] = [w for w in waiters if not getattr(w, "ticket", waiter.ticket).abandoned]
+    waiters.append(waiter)
 
 
 def _check(request: ReadRequest) -> None:

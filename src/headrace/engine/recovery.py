@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import count
 from typing import NamedTuple
 
 from pyroaring import BitMap64
@@ -48,6 +49,7 @@ from headrace.storage.frame import (
     entry_topic,
 )
 from headrace.storage.fs import Filesystem, read_file, write_file_durably
+from headrace.storage.identity import IDENTITY_PATH, decode_identity, encode_identity
 from headrace.storage.keys import KeyRow, read_keys
 from headrace.storage.scan import ShardScan, scan_all
 from headrace.storage.segment_reader import Segment
@@ -57,16 +59,14 @@ from headrace.storage.wal_file import discover, file_path
 
 log = logging.getLogger("headrace.recovery")
 
-IDENTITY_PATH = "meta/owner"
-
 Progress = Callable[[float], None]
 
 
 def identity_of(fs: Filesystem, random: Random) -> str:
     """The name a data directory keeps for life: whose the cold files are."""
     if not fs.exists(IDENTITY_PATH):
-        write_file_durably(fs, IDENTITY_PATH, [random.bytes(16).hex().encode()])
-    return read_file(fs, IDENTITY_PATH).decode("ascii")
+        write_file_durably(fs, IDENTITY_PATH, [encode_identity(random.bytes(16).hex())])
+    return decode_identity(read_file(fs, IDENTITY_PATH), fs.describe(IDENTITY_PATH))
 
 
 class Recovered(NamedTuple):
@@ -112,9 +112,9 @@ class Recovery:
         self._sweep(snapshot)
         found = self._log_files(snapshot)
         starts = dict(snapshot.positions) if snapshot is not None else {}
-        scans = self._replay(found, starts, progress)
-        self._make_durable(found, scans)
         clean = snapshot is not None and snapshot.clean
+        scans = self._replay(found, starts, clean, progress)
+        self._make_durable(found, scans)
         clean = clean and not any(scan.batches for scan in scans.values())
         gaps = self._announce_losses(scans, clean)
         self._settle()
@@ -132,13 +132,24 @@ class Recovery:
         )
 
     def _replay(
-        self, found: dict[str, list[int]], starts: dict[str, int], progress: Progress
+        self,
+        found: dict[str, list[int]],
+        starts: dict[str, int],
+        clean: bool,
+        progress: Progress,
     ) -> dict[str, ShardScan]:
         def on_file(done: int, of: int) -> None:
             progress(done / of)
 
         try:
-            return scan_all(self._core.fs, found, starts, self._apply, on_file=on_file)
+            return scan_all(
+                self._core.fs,
+                found,
+                starts,
+                self._apply,
+                must_go_on=not clean,
+                on_file=on_file,
+            )
         except WalCorrupt as error:
             good = self._last_good
             if good is not None:
@@ -198,7 +209,9 @@ class Recovery:
             # Only records that are never stored are between the two.
             self._lose(topic, state.head)
         core.by_id[topic.id] = topic
-        core.by_name[topic.name] = topic
+        named = core.by_name.get(topic.name)
+        if named is None or named.id < topic.id:
+            core.by_name[topic.name] = topic
         core.total_bytes += topic.bytes
         self._files.note_live(topic)
 
@@ -234,7 +247,7 @@ class Recovery:
         numbers = [n for numbers in discover(core.fs).values() for n in numbers]
         if snapshot is not None:
             numbers.append(_wal_number(snapshot) - 1)
-        core.next_wal_number = max(numbers, default=0) + 1
+        core.wal_numbers = count(max(numbers, default=0) + 1)
 
     def _make_durable(self, found: dict[str, list[int]], scans: dict[str, ShardScan]) -> None:
         """What was read may still be in the page cache only; what is useless has to go.

@@ -54,9 +54,12 @@ def enforce(core: Core, topic: Topic, *, fetched: bool = False) -> None:
     topic.drop_settled_gaps()
     if core.is_logged(topic):
         floor = Floor(topic.cap_floor, topic.ttl_floor)
-        core.log(topic, ENTRY_FLOOR, floor, needs_sync=topic.needs_sync and expired)
+        core.log(topic, ENTRY_FLOOR, floor, needs_sync=False)
         if expired:
-            core.shard_of(topic.id).flush()
+            shard = core.shard_of(topic.id)
+            shard.flush()
+            if topic.needs_sync:
+                shard.hasten()
 
 
 def enforce_caps(core: Core, topic: Topic, sealed: Sealed) -> bool:

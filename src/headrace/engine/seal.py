@@ -44,6 +44,8 @@ def capture(core: Core, topic: Topic, *, clean: bool = False) -> Capture:
 
     At a clean exit the reservation ends: no seq above the head was given out.
     """
+    if not core.is_ephemeral(topic):
+        core.count_as_logged(topic, topic.head)
     blocks = topic.blocks.since(max(topic.sealed_to, topic.base) + 1)
     held = topic.bytes
     sealed_to = topic.head
@@ -67,7 +69,7 @@ def capture(core: Core, topic: Topic, *, clean: bool = False) -> Capture:
         evict_floor_crash=topic.crash_floor,
         trim_floor=topic.trim_floor,
         delete_floor=max(topic.delete_floor, topic.base),
-        reserved_to=topic.head if clean else _reserved(topic),
+        reserved_to=topic.head if clean else reserved_to(topic),
         bytes=held,
         holes=topic.holes.serialize() if topic.holes else b"",
         gaps=list(topic.gaps),
@@ -84,14 +86,15 @@ def capture(core: Core, topic: Topic, *, clean: bool = False) -> Capture:
     return Capture(topic, state, blocks, topic.base)
 
 
-def _reserved(topic: Topic) -> int:
+def reserved_to(topic: Topic) -> int:
+    """The last seq that may have been given out without a sync."""
     return max(topic.reserved, topic.reserve_staged, topic.head)
 
 
 def sealed(core: Core, captured: Capture) -> None:
     """The capture is in files that readers can see.  On the loop thread."""
     topic = captured.topic
-    if not topic.sealing_to:
+    if not topic.sealing_to or not topic.live:
         return
     topic.sealed_to = max(topic.sealed_to, topic.sealing_to)
     core.unsealed_bytes -= topic.sealing_bytes

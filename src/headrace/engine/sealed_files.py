@@ -11,7 +11,7 @@ import logging
 import re
 from typing import NamedTuple
 
-from headrace.core.errors import CorruptionError
+from headrace.core.errors import CorruptionError, HeadraceError
 from headrace.engine.core_state import Core
 from headrace.engine.topic import Topic
 from headrace.storage.catalog import LiveStats, TopicLiveness
@@ -149,16 +149,23 @@ class SealedFiles:
         for path in removable(core.fs, self.snapshots.replay_positions(), oldest):
             core.fs.unlink(path)
         retained = self.snapshots.retained_files()
-        waiting = self._unlisted
-        self._unlisted = [meta for meta in waiting if meta.file_id in retained]
-        for meta in waiting:
-            if meta.file_id not in retained:
-                core.tiers.delete(meta)
+        self._unlisted = [
+            meta for meta in self._unlisted if meta.file_id in retained or not self._delete(meta)
+        ]
         keys = self.snapshots.retained_key_files()
         for name in core.fs.listdir("meta"):
             match = _KEY_FILE.fullmatch(name)
             if match is not None and int(match[1]) not in keys:
                 core.fs.unlink(f"meta/{name}")
+
+    def _delete(self, meta: SegmentMeta) -> bool:
+        """Remove a file from its tier; one that cannot be reached is tried again next time."""
+        try:
+            self._core.tiers.delete(meta)
+        except (HeadraceError, OSError) as error:
+            log.warning("%s is not removed yet: %s", meta.path, error)
+            return False
+        return True
 
     def relocatable(self) -> list[SegmentMeta]:
         settings = self._core.settings

@@ -19,6 +19,7 @@ from pyroaring import BitMap64
 from headrace.core.runtime import Thunk
 from headrace.engine.blocklist import BlockList
 from headrace.engine.idempotency import Producer
+from headrace.engine.tagindex import TagIndex
 from headrace.engine.topic_config import FSYNC, TopicConfig
 from headrace.storage.segment_reader import Run
 
@@ -49,6 +50,7 @@ class Topic:
         "blocks",
         "bytes",
         "cap_floor",
+        "changing",
         "config",
         "crash_floor",
         "created_ms",
@@ -96,6 +98,7 @@ class Topic:
         self.epoch = epoch
         self.created_ms = 0
         self.live = False  # its creation is durable
+        self.changing = 0  # configs on their way to the log
         self.set_config(config)
         self.head = 0  # last seq a reader may see
         self.staged = 0  # last seq given to a writer
@@ -117,7 +120,7 @@ class Topic:
         self.last_write_ms = 0
         self.last_consumed_ms = 0
         self.blocks = BlockList()
-        self.tags: object | None = None  # the tag index of rows in memory, made on first use
+        self.tags: TagIndex | None = None  # of rows in memory, made on first use
         self.producers: dict[str, Producer] | None = None
         self.state = b""
         self.parent_id = 0
@@ -189,9 +192,9 @@ class Topic:
 
     def read_end(self, cursor: int) -> int:
         """The last seq that may be read from `cursor` before a gap has to be announced."""
-        for first, _ in self.gaps:
-            if first > cursor:
-                return first - 1
+        for first, last in self.gaps:
+            if last > cursor:
+                return max(first - 1, cursor)
         return self.head
 
     def _reason(self, gap_from: int) -> str:
@@ -234,6 +237,9 @@ class Topic:
         """A crash took these seqs: nothing was ever stored under them."""
         assert self.head < first <= last, (self.head, first, last)
         self.head = self.staged = last
+        first = max(first, self.base + 1)
+        if first > last:
+            return  # all of it had been removed before
         holes = self.holes if self.holes is not None else BitMap64()
         holes.add_range(first, last + 1)
         self.holes = holes

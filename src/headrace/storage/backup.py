@@ -28,6 +28,7 @@ from headrace.storage.cache import BlockCache
 from headrace.storage.check import Progress, replayed_files
 from headrace.storage.frame import BATCH_HEADER_BYTES, PAGE_BYTES, decode_batch_header
 from headrace.storage.fs import File, Filesystem, read_exact, read_file
+from headrace.storage.identity import IDENTITY_PATH, decode_identity
 from headrace.storage.keys import KeyFileMeta, decode_keys
 from headrace.storage.repair import change_of
 from headrace.storage.scan import scan_all
@@ -52,7 +53,6 @@ MANIFEST_PATH = "headrace-backup"
 NEXT_PATH = "headrace-backup-next"
 MANIFEST_MAGIC = "headrace-backup"
 MANIFEST_VERSION = 1
-IDENTITY_PATH = "meta/owner"
 
 
 class BackupFile(msgspec.Struct, frozen=True):
@@ -222,7 +222,7 @@ def identity_of(fs: Filesystem) -> str:
     """The name the directory keeps for life, "" when it has none yet."""
     if not fs.exists(IDENTITY_PATH):
         return ""
-    return read_file(fs, IDENTITY_PATH).decode("utf-8", "replace").strip()
+    return decode_identity(read_file(fs, IDENTITY_PATH), fs.describe(IDENTITY_PATH))
 
 
 def frozen_log(

@@ -8,6 +8,7 @@ holds the directory's lock.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ from headrace.core.errors import (
 )
 from headrace.storage.check_segments import SegmentState, examine_segment
 from headrace.storage.findings import Finding, Report, Severity
-from headrace.storage.fs import LOCK_PATH, Filesystem, Lock, read_exact
+from headrace.storage.fs import LOCK_PATH, Filesystem, Lock, read_exact, read_file
+from headrace.storage.identity import IDENTITY_PATH, decode_identity
 from headrace.storage.keys import KeyFileMeta, read_keys
 from headrace.storage.loss import LogHeads, Lost, Range, missing_seqs
 from headrace.storage.scan import scan_all
@@ -32,6 +34,7 @@ from headrace.storage.segment import SegmentMeta
 from headrace.storage.snapshot import WAL_NUMBER, Decoded, SnapshotState, decode
 from headrace.storage.snapshot_files import LoadedSnapshot, read_latest, snapshot_path
 from headrace.storage.tier import SEGMENT_NAME, DirectoryStore, Store, Tiers
+from headrace.storage.tier import _read_owner as read_owner
 from headrace.storage.wal_audit import ANYWHERE, Damage, Survey, survey
 from headrace.storage.wal_file import discover, index_of
 from headrace.storage.wal_repair import Stretch, in_the_way, log_losses, matters
@@ -41,7 +44,6 @@ REPAIR_FIX = "run `headrace check --repair`, which keeps a copy, or restore a ba
 _SNAPSHOT = re.compile(r"snapshot-([0-9]{16})\.bin")
 _KEYS = re.compile(r"keys-([0-9]{16})\.bin")
 _WAL = re.compile(r"wal-([0-9]{16})\.log")
-_OWNER = "meta/owner"
 
 # What is being read, bytes done, bytes in all.
 Progress = Callable[[str, int, int], None]
@@ -70,6 +72,8 @@ class Examination:
     lost: dict[int, list[Range]] = field(default_factory=dict)  # sealed records, by topic
     bad_keys: list[KeyFileMeta] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
+    identity_bad: bool = False
+    cold_owner: str = ""  # whose the cold tier says it is
     findings: list[Finding] = field(default_factory=list)
     files: int = 0
     bytes: int = 0
@@ -81,7 +85,8 @@ class Examination:
 
     def add(self, severity: Severity, code: str, path: str, message: str, **more: object) -> None:
         where = self.fs.describe(path)
-        self.findings.append(Finding(severity, code, where, message, **more))  # type: ignore[arg-type]
+        finding = Finding(severity, code, where, message, **more)  # type: ignore[arg-type]
+        self.findings.append(finding)
 
     def report(self) -> Report:
         state = self.state
@@ -147,6 +152,7 @@ class _Examiner:
         if not self._found.snapshot_refused:
             self._segments()
             self._keys()
+            self._identity()
             self._leftovers()
         self._found.findings.sort(key=lambda f: ("error", "warning", "note").index(f.severity))
 
@@ -272,10 +278,10 @@ class _Examiner:
             elif shard.promised(damage):
                 self._say_obsolete(damage.path, damage.offset, damage.why)
             else:
-                text = f"{damage.why}; what follows was never acknowledged"
+                text = f"{damage.why}; it was not synced yet, and the log ends there"
                 found.add("warning", "wal_torn", damage.path, text, offset=damage.offset)
         for tail in shard.tails:
-            text = f"{tail.torn_bytes} bytes after the last whole batch; never acknowledged"
+            text = f"{tail.torn_bytes} bytes after the last whole batch that were not synced yet"
             found.add("warning", "wal_torn", tail.path, text, offset=tail.offset)
 
     def _unreached(self, shard: Survey, start: int) -> str:
@@ -395,6 +401,29 @@ class _Examiner:
                 found.add("error", "keys_damaged", meta.path, text, fix=REPAIR_FIX)
             self._read(meta.path, meta.size, 1)
 
+    def _identity(self) -> None:
+        """The directory's name for life; a cold tier of another name would be refused."""
+        found, fs = self._found, self._fs
+        name = ""
+        if fs.exists(IDENTITY_PATH):
+            try:
+                name = decode_identity(read_file(fs, IDENTITY_PATH), fs.describe(IDENTITY_PATH))
+            except UnsupportedFormat as error:
+                found.add("error", error.code, IDENTITY_PATH, error.message, fix=error.fix)
+                return
+            except CorruptionError:
+                found.identity_bad = True
+                text = "it does not match its checksum"
+                found.add("error", "identity_damaged", IDENTITY_PATH, text, fix=REPAIR_FIX)
+        if found.tiers.cold is not None:
+            with contextlib.suppress(HeadraceError, OSError):
+                found.cold_owner = read_owner(found.tiers.cold) or ""
+        if name != found.cold_owner != "" and not found.identity_bad:
+            found.identity_bad = not name
+            text = f"the cold tier is {found.cold_owner}'s, this directory is {name or 'nobody'}"
+            fix = REPAIR_FIX if not name else "set --cold-url to the directory's own cold tier"
+            found.add("error", "identity_mismatch", IDENTITY_PATH, text, fix=fix)
+
     # What nothing needs
 
     def _leftovers(self) -> None:
@@ -430,7 +459,11 @@ class _Examiner:
         elif name.endswith(".broken"):
             found.add("note", "kept_copy", path, "kept aside; remove it when it is of no use")
         elif not (
-            segment or key or path == _OWNER or _SNAPSHOT.fullmatch(name) or _WAL.fullmatch(name)
+            segment
+            or key
+            or path == IDENTITY_PATH
+            or _SNAPSHOT.fullmatch(name)
+            or _WAL.fullmatch(name)
         ):
             found.add("note", "unknown_file", path, "not a file of Headrace; left alone")
 

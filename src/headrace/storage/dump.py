@@ -53,7 +53,7 @@ from headrace.storage.snapshot import SnapshotState, TopicState, decode
 from headrace.storage.snapshot_files import read_latest, snapshot_path
 from headrace.storage.tier import DirectoryStore, Store, Tiers
 from headrace.storage.wal_audit import ANYWHERE, Damage, WholeBatch, walk_shard
-from headrace.storage.wal_file import file_path
+from headrace.storage.wal_file import file_path, index_of
 
 Line = dict[str, object]
 
@@ -169,7 +169,10 @@ class _Dumper:
             for key_file in state.key_files:
                 yield from self._keys(key_file.path, key_file)
         for directory, numbers in sorted(replayed_files(self._fs, state).items()):
-            yield from self._log(directory, numbers)
+            start = state.positions.get(directory, 0) if state is not None else 0
+            # What is before the start is in the sealed files.
+            holder = index_of(self._fs, directory, numbers, start)
+            yield from self._log(directory, numbers[holder:], start)
 
     def file(self, path: str) -> Iterator[Line]:
         """Lines of one file, named relative to the data directory."""
@@ -257,13 +260,14 @@ class _Dumper:
 
     # The log
 
-    def _log(self, directory: str, numbers: list[int]) -> Iterator[Line]:
+    def _log(self, directory: str, numbers: list[int], start: int = 0) -> Iterator[Line]:
         for number in numbers:
             if self._only is None:
                 yield self._log_file(file_path(directory, number))
             for item in walk_shard(self._fs, directory, [number], ANYWHERE):
                 if isinstance(item, WholeBatch):
-                    yield from self._batch(item)
+                    if item.header.position >= start:
+                        yield from self._batch(item)
                 elif isinstance(item, Damage):
                     yield _renamed("damage", item._asdict())
                 elif item.torn_bytes:

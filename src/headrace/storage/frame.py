@@ -97,7 +97,7 @@ class TopicDelete(Control, frozen=True):
 
 
 class RecordsDelete(Control, frozen=True):
-    """`floor`: everything below it is deleted (0: none).  `seqs`: a serialized set of seqs."""
+    """`floor`: everything up to and including it (0: none).  `seqs`: a serialized set of seqs."""
 
     floor: int
     seqs: bytes

@@ -231,7 +231,7 @@ class ObjectStore:
         """
         with self.reaching(path):
             bucket = self._fs.get_file_info(self._bucket)
-        if bucket.type == pafs.FileType.NotFound:
+        if bucket.type == pafs.FileType.NotFound and not self._creates_bucket:
             self.unreachable(f"bucket {self._bucket!r} does not exist", path)
         raise FileNotFoundError(f"{self.describe(path)} does not exist")
 

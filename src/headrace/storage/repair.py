@@ -18,7 +18,8 @@ from headrace.storage.catalog import Catalog
 from headrace.storage.check import Examination, Progress, examine
 from headrace.storage.check_segments import CACHE_BYTES, SegmentState, read_group
 from headrace.storage.findings import Finding, Report
-from headrace.storage.fs import Filesystem, parent, read_exact, write_all
+from headrace.storage.fs import Filesystem, parent, read_exact, write_all, write_file_durably
+from headrace.storage.identity import IDENTITY_PATH, encode_identity
 from headrace.storage.loss import epoch_of, live_ranges, lose
 from headrace.storage.segment import SegmentMeta, segment_path
 from headrace.storage.segment_reader import Run, Segment
@@ -97,6 +98,17 @@ class _Repair:
             for path in found.orphans:
                 self._fs.unlink(path)
             self._did("orphan", "removed")
+        if found.identity_bad:
+            self._identity()
+
+    def _identity(self) -> None:
+        """The name the cold tier knows the directory by; without one, a new name does."""
+        if self._fs.exists(IDENTITY_PATH):
+            self._keep_copy(IDENTITY_PATH, self._found.tiers.hot)
+        name = self._found.cold_owner or self._random.bytes(16).hex()
+        write_file_durably(self._fs, IDENTITY_PATH, [encode_identity(name)])
+        self._did("identity_damaged", f"it is {name} now; a copy is kept")
+        self._did("identity_mismatch", f"it is {name} now")
 
     # The log
 

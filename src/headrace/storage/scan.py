@@ -127,8 +127,11 @@ class ShardScanner:
         finally:
             file.close()
 
-    def finish(self) -> ShardScan:
-        """The whole picture, once every file was scanned."""
+    def finish(self, *, must_go_on: bool) -> ShardScan:
+        """The whole picture, once every file was scanned.
+
+        `must_go_on`: a batch at or after the start was on disk before the snapshot was written.
+        """
         if self._expected is None:
             if self._start is not None:
                 self._missing(self._start)
@@ -137,6 +140,8 @@ class ShardScanner:
             if self._start is not None and self._expected < self._start:
                 self._missing(self._expected)
             self.result.end = self._expected
+            if self._start is not None and must_go_on and not self.result.batches:
+                self._missing(self._start)
         return self.result
 
     def _scan(self, path: str, number: int, window: Window) -> None:
@@ -160,9 +165,6 @@ class ShardScanner:
             return
         elif base < self._expected:
             raise self._corrupt(path, 0, base, "this file overlaps the one before it")
-        if self._start is not None and self._start - base > window.size:
-            # What is before the start was on disk before the snapshot was written.
-            self._missing(base + window.size)
         end = self._batches(path, window, header, base, self._stop_before(number))
         if end == PAGE_BYTES:
             # A file without a whole batch takes no room in the count of bytes.
@@ -182,11 +184,7 @@ class ShardScanner:
         self, path: str, window: Window, header: FileHeader, base: int, stop: int | None
     ) -> int:
         """Deliver whole batches; return the offset where they end."""
-        end = PAGE_BYTES
-        ordinal: int | None = 0
-        if self._start is not None and self._start - base > PAGE_BYTES:
-            # What is before the start in this file was sealed long ago.
-            end, ordinal = self._start - base, None
+        end, ordinal = PAGE_BYTES, 0
         while True:
             found = self._next_batch(window, header.salt, base, end, ordinal)
             if found is None:
@@ -197,15 +195,16 @@ class ShardScanner:
             body = window.get(offset + BATCH_HEADER_BYTES, batch.body_bytes)
             if len(body) < batch.body_bytes or xxh3_64_intdigest(body) != batch.body_hash:
                 return end
-            for kind, entry in split_entries(body, batch.entries, path):
-                self._on_entry(kind, entry)
-            self.result.batches += 1
+            if self._start is None or batch.position >= self._start:
+                for kind, entry in split_entries(body, batch.entries, path):
+                    self._on_entry(kind, entry)
+                self.result.batches += 1
             self.result.bytes_read += BATCH_HEADER_BYTES + batch.body_bytes
-            ordinal = batch.ordinal + 1
+            ordinal += 1
             end = offset + BATCH_HEADER_BYTES + batch.body_bytes
 
     def _next_batch(
-        self, window: Window, salt: int, base: int, end: int, ordinal: int | None
+        self, window: Window, salt: int, base: int, end: int, ordinal: int
     ) -> tuple[int, BatchHeader] | None:
         """The batch after `end`: right there, or at the start of the next page."""
         for offset in (end, end + -end % PAGE_BYTES):
@@ -214,7 +213,7 @@ class ShardScanner:
                 batch is not None
                 and batch.salt == salt
                 and batch.position == base + offset
-                and ordinal in (batch.ordinal, None)
+                and batch.ordinal == ordinal
             ):
                 return offset, batch
         return None
@@ -291,11 +290,15 @@ def scan_all(
     starts: dict[str, int],
     on_entry: OnEntry,
     *,
+    must_go_on: bool = False,
     window_bytes: int = WINDOW_BYTES,
     on_file: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> dict[str, ShardScan]:
-    """Scan every shard, oldest file first whichever shard it is of; how many shards there were
-    does not matter, because file numbers ascend over all of them."""
+    """Scan every shard, oldest file first whichever shard it is of.
+
+    How many shards there were does not matter: file numbers ascend over all of them.  After a
+    snapshot that was not a clean exit, every log has to go on (`must_go_on`).
+    """
     scanners = {
         directory: ShardScanner(fs, directory, starts.get(directory), on_entry, window_bytes)
         for directory in found.keys() | starts.keys()
@@ -305,4 +308,4 @@ def scan_all(
     for done, (number, directory) in enumerate(order):
         on_file(done, len(order))
         scanners[directory].scan_file(number)
-    return {directory: scanner.finish() for directory, scanner in scanners.items()}
+    return {d: scanner.finish(must_go_on=must_go_on) for d, scanner in scanners.items()}

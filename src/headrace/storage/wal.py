@@ -126,10 +126,16 @@ class WalShard:
         """Open the shard at position `base` with these entries, durable on return."""
         self._fs.mkdir(self.directory)
         first_bytes = min(self._file_bytes, FIRST_FILE_BYTES)
-        self._current = self._create(first_bytes, zeroed=first_bytes)
+        try:
+            self._current = self._create(first_bytes, zeroed=first_bytes)
+        except OSError as error:
+            if error.errno not in NO_ROOM_ERRNOS:
+                raise
+            self._current = self._create(first_bytes, zeroed=0)  # it may just fit without
         self._fs.sync_dir(self.directory)
         self._current.base = base
-        self.written = self.durable = base + PAGE_BYTES
+        self.written = base + PAGE_BYTES
+        self.durable = base
         self._unsynced = (self._current,)
         self._write_batch(b"".join(first), len(first))
         self._current.file.sync_data()
@@ -359,11 +365,16 @@ class WalShard:
         self._fs.unlink(file.path)
 
     @property
-    def next_ready(self) -> bool:
-        """Whether a rotation finds a file that is ready."""
-        return self._next is not None
+    def preparing(self) -> bool:
+        """Whether a file that a rotation could use is on its way."""
+        return self._preparing and self._next is None
 
     # Syncing
+
+    def hasten(self) -> None:
+        """Sync what was written at once, although nobody waits for it."""
+        if self.written > self.durable:
+            self._want_sync(urgent=True)
 
     def _want_sync(self, *, urgent: bool) -> None:
         if self._poison is not None:

@@ -116,7 +116,10 @@ def index_of(fs: Filesystem, directory: str, numbers: list[int], position: int) 
 
 def first_position(fs: Filesystem, path: str) -> int | None:
     """The shard position of a file's first byte; None while it has no batch."""
-    file = fs.open_read(path)
+    try:
+        file = fs.open_read(path)
+    except FileNotFoundError:
+        return None  # a spare file, given up meanwhile
     try:
         batch = decode_batch_header(file.pread(BATCH_HEADER_BYTES, PAGE_BYTES), 0)
     finally:

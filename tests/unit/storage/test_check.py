@@ -22,7 +22,7 @@ from headrace.storage.loss import EPOCHS_PER_GENERATION, RECOVERED_NAME
 from headrace.storage.repair import repair
 from headrace.storage.wal_audit import survey
 from headrace.storage.wal_file import discover
-from headrace.testing.simdisk import SimDisk
+from headrace.testing.simdisk import MODES, SimDisk
 
 KIB = 1024
 Lab = Any  # the fixture of conftest.py
@@ -47,7 +47,7 @@ def test_the_lock_is_the_engine_s(lab: Lab) -> None:
     lock_directory(disk, "check").release()
 
 
-PREFIXES = ("wal/", "segments/", "meta/snapshot", "meta/keys")
+PREFIXES = ("wal/", "segments/", "meta/snapshot", "meta/keys", "meta/owner")
 
 
 def damages(lab: Lab, seed: int, prefix: str) -> Iterator[tuple[SimDisk, str]]:
@@ -82,7 +82,7 @@ def expect_mended(lab: Lab, disk: SimDisk, what: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("prefix", "count"), [*zip(PREFIXES, (25, 12, 12, 4), strict=True)])
+@pytest.mark.parametrize(("prefix", "count"), [*zip(PREFIXES, (25, 12, 12, 4, 4), strict=True)])
 def test_damage_is_noticed_and_repaired(lab: Lab, prefix: str, count: int) -> None:
     damaged = islice(damages(lab, 1, prefix), count)
     assert sum(expect_mended(lab, disk, what) for disk, what in damaged) >= count // 4
@@ -96,6 +96,24 @@ def test_long_damage_is_noticed_and_repaired(lab: Lab, sweep: Any, prefix: str) 
         expect_mended(lab, disk, what)
         if time.monotonic() > until:
             return
+
+
+def test_power_loss_is_no_error(lab: Lab) -> None:
+    """Whatever a crash may leave: the engine opens it, and `check` finds nothing lost."""
+    disk = SimDisk()
+    engine = lab.start(disk, wal_shards=2, wal_file_bytes=64 * KIB)
+    for number in range(12):
+        lab.fill(engine, "abc"[number % 3], 8, ("fsync", "disk")[number % 2])
+        if number % 4 == 3:
+            engine.checkpoint().result()
+            engine.delete("a", before_seq=number).result()
+    engine.delete_topic("b").result()
+    dice = random.Random(7)
+    for _ in range(40):
+        crashed = disk.image(dice.randrange(disk.position), dice.choice(MODES), dice.randrange(99))
+        report = check(crashed)
+        assert report.ok, report.findings
+        assert lab.opens(crashed)
 
 
 def test_one_damaged_batch_costs_only_its_records(lab: Lab) -> None:

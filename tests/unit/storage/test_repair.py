@@ -9,6 +9,7 @@ import pytest
 from headrace.core.clock import ManualClock, SeededRandom
 from headrace.storage.check import check
 from headrace.storage.frame import BATCH_HEADER_BYTES
+from headrace.storage.identity import IDENTITY_PATH
 from headrace.storage.merge import MergePolicy
 from headrace.storage.repair import repair
 from headrace.storage.tier import DirectoryStore
@@ -186,6 +187,21 @@ def test_a_damaged_hot_copy_of_a_cold_file_costs_nothing(lab: Lab) -> None:
     report = repair(disk, store, clock=ManualClock())
     assert report.findings[0].code == "segment_copy_damaged" and not report.findings[0].lost
     assert report.ok and path not in disk.contents()
+
+
+def test_a_lost_identity_comes_back_from_the_cold_tier(lab: Lab) -> None:
+    disk, cold = with_cold(lab)
+    store = DirectoryStore(cold)
+    before = disk.contents()[IDENTITY_PATH]
+    disk.unlink(IDENTITY_PATH)
+    report = repair(disk, store, clock=ManualClock())
+    assert report.ok and report.findings[0].code == "identity_mismatch"
+    assert disk.contents()[IDENTITY_PATH] == before
+    lab.damage(disk, IDENTITY_PATH, 30)
+    report = repair(disk, store, clock=ManualClock())
+    assert report.ok and report.findings[0].code == "identity_damaged"
+    assert disk.contents()[IDENTITY_PATH] == before
+    assert f"{IDENTITY_PATH}.1.broken" in disk.contents()
 
 
 # Interruptions
