@@ -23,6 +23,16 @@ reserved_topic_prefixes: Final = ("ds:", "s2:")
 # Numbers.  A seq travels as a JSON number, which many readers hold in a double.
 seq_max: Final = (1 << 53) - 1
 
+
+def is_seq(value: object) -> bool:
+    """Whether this is a whole number that can be a seq.
+
+    >>> is_seq(0), is_seq(-1), is_seq(True), is_seq("1")
+    (True, False, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= seq_max
+
+
 # Requests.
 topics_per_watch_max: Final = 256
 page_size_default: Final = 100

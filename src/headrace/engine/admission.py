@@ -18,7 +18,7 @@ from headrace.core.errors import (
     Throttled,
     TopicFull,
 )
-from headrace.core.limits import producer_id_bytes_max, seq_max
+from headrace.core.limits import is_seq, producer_id_bytes_max, seq_max
 from headrace.engine import retention
 from headrace.engine.core_state import Core
 from headrace.engine.idempotency import ProducerClaim
@@ -153,7 +153,7 @@ def _check_header(header: object) -> None:
 def _check_timestamps(stamps: object) -> None:
     previous = 0
     for stamp in stamps:  # type: ignore[attr-defined]
-        _check_seq("timestamp", stamp)
+        check_seq("timestamp", stamp)
         if stamp < previous:
             raise InvalidRequest(
                 f"timestamp {stamp} after {previous}", fix="send timestamps in ascending order"
@@ -165,15 +165,15 @@ def _check_conditions(settings: Settings, how: Append) -> None:
     if how.idempotency_key is not None:
         _check_text("idempotency_key", how.idempotency_key, settings.idempotency_key_bytes_max)
     if how.expected_head_seq is not None:
-        _check_seq("expected_head_seq", how.expected_head_seq)
+        check_seq("expected_head_seq", how.expected_head_seq)
     if how.state is not None and not isinstance(how.state, bytes):
         raise InvalidRequest(f"state is {how.state!r}", fix="send bytes")
     if how.producer is not None:
         if not isinstance(how.producer, ProducerClaim):
             raise InvalidRequest(f"producer is {how.producer!r}", fix="send a ProducerClaim")
         _check_text("producer id", how.producer.id, producer_id_bytes_max, low=1)
-        _check_seq("producer epoch", how.producer.epoch)
-        _check_seq("producer sequence", how.producer.sequence)
+        check_seq("producer epoch", how.producer.epoch)
+        check_seq("producer sequence", how.producer.sequence)
 
 
 def _check_text(what: str, value: object, bytes_max: int, low: int = 0) -> None:
@@ -187,8 +187,9 @@ def _check_text(what: str, value: object, bytes_max: int, low: int = 0) -> None:
         raise InvalidRequest(f"{what} has {length} bytes", fix=f"use {low} to {bytes_max}")
 
 
-def _check_seq(what: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= seq_max:
+def check_seq(what: str, value: object) -> None:
+    """Refuse what cannot be a seq, or any other number of that range."""
+    if not is_seq(value):
         raise InvalidRequest(f"{what} is {value!r}", fix=f"send a number from 0 to {seq_max}")
 
 

@@ -341,7 +341,7 @@ class PendingAppend:
         topic.last_write_ms = block.arrived_ms
         core.total_bytes += block.bytes
         core.keep(topic, block, logged=bool(self.raw))
-        core.dirty[topic.id] = topic
+        core.mark(topic)
         if self.key or self.producer is not None or self.state is not None:
             self._remember()
         config = topic.config

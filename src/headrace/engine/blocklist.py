@@ -70,9 +70,3 @@ class BlockList:
         blocks = self._blocks
         index = self._index(seq)
         return blocks[index:] if count is None else blocks[index : index + count]
-
-    def find(self, seq: int) -> Block | None:
-        """The block that holds `seq`."""
-        index = self._index(seq)
-        block = self._blocks[index] if index < len(self._blocks) else None
-        return block if block is not None and block.first_seq <= seq else None

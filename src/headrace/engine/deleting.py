@@ -13,9 +13,9 @@ import msgspec
 from pyroaring import BitMap64
 
 from headrace.core.errors import HeadraceError, InvalidRequest, typed
-from headrace.core.limits import seq_max
 from headrace.core.runtime import Ticket
 from headrace.engine import retention
+from headrace.engine.admission import check_seq
 from headrace.engine.core_state import Core
 from headrace.engine.retention import LANE, fetch_front
 from headrace.engine.tagindex import TagIndex
@@ -69,14 +69,8 @@ class Deleter:
         core.refuse_unready()
         if before_seq is None and match is None:
             raise InvalidRequest("nothing to delete by", fix="send before_seq, match or both")
-        if before_seq is not None and (
-            not isinstance(before_seq, int)
-            or isinstance(before_seq, bool)
-            or not 0 <= before_seq <= seq_max
-        ):
-            raise InvalidRequest(
-                f"before_seq is {before_seq!r}", fix=f"send a number from 0 to {seq_max}"
-            )
+        if before_seq is not None:
+            check_seq("before_seq", before_seq)
         topic = core.topic(name)
         core.refuse_writes(core.shard_of(topic.id))
         retention.enforce(core, topic)

@@ -19,9 +19,9 @@ from headrace.core.errors import (
     TopicNotFound,
     typed,
 )
-from headrace.core.limits import seq_max
 from headrace.core.runtime import Ticket
 from headrace.engine import retention
+from headrace.engine.admission import check_seq
 from headrace.engine.collect import Collector, ReadRequest, take_runs
 from headrace.engine.core_state import Core
 from headrace.engine.retention import LANE
@@ -92,7 +92,7 @@ class Reader:
 
     def wait(self, name: str, after_seq: int) -> Ticket[None]:
         """A ticket that is done when `name` has a record beyond `after_seq`, or is gone."""
-        _check_number("after_seq", after_seq)
+        check_seq("after_seq", after_seq)
         topic = self._core.topic(name)
         ticket: Ticket[None] = Ticket(self._core.runtime)
         if topic.head > after_seq:
@@ -137,15 +137,10 @@ def _check(request: ReadRequest) -> None:
     for what in ("from_seq", "limit", "bytes_max", "from_ts", "last", "epoch"):
         value = getattr(request, what)
         if value is not None:
-            _check_number(what, value)
+            check_seq(what, value)
     starts = [request.from_seq or None, request.from_ts, request.last]
     if sum(start is not None for start in starts) > 1:
         raise InvalidRequest("more than one start", fix="send from_seq, from_ts or last")
-
-
-def _check_number(what: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= seq_max:
-        raise InvalidRequest(f"{what} is {value!r}", fix=f"send a number from 0 to {seq_max}")
 
 
 class _Walk:
@@ -240,21 +235,26 @@ class _Walk:
             self._ticket.fail(TopicNotFound.named(topic.name))
             return
         # What a cap or a TTL took while files were being read is announced by the next page.
-        while not collector.full and collector.cursor >= topic.evict_floor:
-            # Up to the next gap only, even where everything up to beyond it is gone.
-            stop = topic.read_end(collector.cursor)
-            collector.cursor = min(max(collector.cursor, topic.base), stop)
-            if collector.cursor >= stop:
-                break
-            in_memory = _in_memory_from(topic)
-            if collector.cursor + 1 < in_memory and not self._sealed(min(stop, in_memory - 1)):
-                return
-            if not collector.full:
-                collector.take_blocks(topic.blocks, stop)
-            if not collector.full:
-                collector.cursor = stop
-            break
+        if not collector.full and collector.cursor >= topic.evict_floor and not self._take():
+            return
         self._finish()
+
+    def _take(self) -> bool:
+        """Take from files, then from memory; False when the lane took over."""
+        topic, collector = self._topic, self._collector
+        # Up to the next gap only, even where everything up to beyond it is gone.
+        stop = topic.read_end(collector.cursor)
+        collector.cursor = min(max(collector.cursor, topic.base), stop)
+        in_memory = _in_memory_from(topic)
+        if collector.cursor >= stop:
+            return True
+        if collector.cursor + 1 < in_memory and not self._sealed(min(stop, in_memory - 1)):
+            return False
+        if not collector.full:
+            collector.take_blocks(topic.blocks, stop)
+        if not collector.full:
+            collector.cursor = stop
+        return True
 
     def _sealed(self, last: int) -> bool:
         """Read sealed rows up to `last`; False when the lane took over."""

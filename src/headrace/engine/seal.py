@@ -8,7 +8,9 @@ log after the position the checkpoint began at.  Writing happens elsewhere, from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -127,8 +129,8 @@ def write_captures(
         for captured in sorted(captures, key=lambda c: c.topic.id):
             if not captured.blocks:
                 continue
-            size = sum(block.bytes for block in captured.blocks)
-            rows = sum(block.count for block in captured.blocks)
+            size = sum([block.bytes for block in captured.blocks])
+            rows = sum([block.count for block in captured.blocks])
             enough = rows >= policy.own_rows_min or size >= policy.own_bytes_min
             if enough and size >= big_bytes_min:
                 for part in _split(pieces_of(captured), policy.own_bytes_max):
@@ -136,7 +138,7 @@ def write_captures(
                     metas.append(_write(fs, part, topic_id, next_file_id(), created_ms))
             else:
                 shared.append(captured)
-        everyone = (piece for captured in shared for piece in pieces_of(captured))
+        everyone = [piece for captured in shared for piece in pieces_of(captured)]
         metas.extend(
             _write(fs, part, 0, next_file_id(), created_ms)
             for part in _split(everyone, policy.own_bytes_max)
@@ -150,29 +152,31 @@ def write_captures(
     return metas
 
 
-def pieces_of(captured: Capture) -> Iterator[Piece]:
+def pieces_of(captured: Capture) -> list[Piece]:
     """The rows of a capture that are above its dead prefix."""
+    topic_id, live_from = captured.topic.id, captured.base + 1
+    if not captured.blocks or captured.blocks[0].first_seq >= live_from:
+        return [(topic_id, block, 0, block.count) for block in captured.blocks]
+    pieces = []
     for block in captured.blocks:
-        start = max(0, captured.base + 1 - block.first_seq)
+        start = max(0, live_from - block.first_seq)
         if start < block.count:
-            yield captured.topic.id, block, start, block.count
+            pieces.append((topic_id, block, start, block.count))
+    return pieces
 
 
-def _split(pieces: Iterable[Piece], bytes_max: int) -> Iterator[list[Piece]]:
-    part: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        if part and size + piece[1].bytes > bytes_max:
-            yield part
-            part, size = [], 0
-        part.append(piece)
-        size += piece[1].bytes
-    if part:
-        yield part
+def _split(pieces: Sequence[Piece], bytes_max: int) -> Iterator[Sequence[Piece]]:
+    """Runs of pieces that hold at most so many bytes, or one piece that holds more."""
+    ends = list(accumulate([piece[1].bytes for piece in pieces]))
+    low = before = 0
+    while low < len(ends):
+        high = max(low + 1, bisect_right(ends, before + bytes_max, low))
+        yield pieces[low:high]
+        low, before = high, ends[high - 1]
 
 
 def _write(
-    fs: Filesystem, pieces: list[Piece], owner: int, file_id: int, created_ms: int
+    fs: Filesystem, pieces: Sequence[Piece], owner: int, file_id: int, created_ms: int
 ) -> SegmentMeta:
     writer = SegmentWriter(
         fs,
@@ -181,8 +185,8 @@ def _write(
         0,
         created_ms,
         columns=optional_columns([piece[1] for piece in pieces]),
-        payload_bytes_hint=sum(len(piece[1].raw) for piece in pieces),
-        rows_hint=sum(stop - start for _, _, start, stop in pieces),
+        payload_bytes_hint=sum([len(piece[1].raw) for piece in pieces]),
+        rows_hint=sum([stop - start for _, _, start, stop in pieces]),
         topics_hint=len({piece[0] for piece in pieces}),
     )
     try:

@@ -61,7 +61,6 @@ class Topic:
         "head",
         "holes",
         "id",
-        "last_consumed_ms",
         "last_ts",
         "last_write_ms",
         "live",
@@ -118,7 +117,6 @@ class Topic:
         self.ephemeral_bytes = 0  # of blocks in memory that are never stored
         self.last_ts = 0
         self.last_write_ms = 0
-        self.last_consumed_ms = 0
         self.blocks = BlockList()
         self.tags: TagIndex | None = None  # of rows in memory, made on first use
         self.producers: dict[str, Producer] | None = None

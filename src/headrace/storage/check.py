@@ -33,8 +33,7 @@ from headrace.storage.scan import scan_all
 from headrace.storage.segment import SegmentMeta
 from headrace.storage.snapshot import WAL_NUMBER, Decoded, SnapshotState, decode
 from headrace.storage.snapshot_files import LoadedSnapshot, read_latest, snapshot_path
-from headrace.storage.tier import SEGMENT_NAME, DirectoryStore, Store, Tiers
-from headrace.storage.tier import _read_owner as read_owner
+from headrace.storage.tier import SEGMENT_NAME, DirectoryStore, Store, Tiers, read_owner
 from headrace.storage.wal_audit import ANYWHERE, Damage, Survey, survey
 from headrace.storage.wal_file import discover, index_of
 from headrace.storage.wal_repair import Stretch, in_the_way, log_losses, matters

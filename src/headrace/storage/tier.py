@@ -358,7 +358,7 @@ class Tiers:
             if cold_files:
                 raise self._not_configured(f"{cold_files} files are")
             return
-        found = _read_owner(self.cold)
+        found = read_owner(self.cold)
         unclaimed = found is None
         if unclaimed and cold_files:
             raise NotReady(
@@ -370,7 +370,7 @@ class Tiers:
         if unclaimed:
             content = f"{OWNER_MAGIC} {OWNER_FORMAT}\n{owner}\n".encode()
             self.cold.put(OWNER_PATH, BytesFile(OWNER_PATH, content), len(content))
-            found = _read_owner(self.cold)
+            found = read_owner(self.cold)
         if found != owner:
             raise ConfigError(
                 f"{self.cold.describe('')} is the cold tier of another data directory",
@@ -378,7 +378,7 @@ class Tiers:
                 detail={"setting": "HEADRACE_COLD_URL", "owner": found},
             )
         # Two names of one directory: the hot copy that is deleted would be the only one.
-        if _read_owner(self.hot) is not None:
+        if read_owner(self.hot) is not None:
             if unclaimed:
                 self.cold.delete(OWNER_PATH)
             raise _same_place(self.cold)
@@ -475,7 +475,7 @@ def _size_of(store: Store, path: str) -> int | None:
         return None
 
 
-def _read_owner(store: Store) -> str | None:
+def read_owner(store: Store) -> str | None:
     try:
         file = store.open_read(OWNER_PATH)
         try:

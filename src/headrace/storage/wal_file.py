@@ -10,15 +10,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from headrace.core.errors import WalCorrupt
 from headrace.storage.frame import (
     BATCH_HEADER_BYTES,
     FORMAT_VERSION,
     PAGE_BYTES,
     FileHeader,
     decode_batch_header,
+    decode_file_header,
     encode_file_header,
 )
-from headrace.storage.fs import File, Filesystem, write_all
+from headrace.storage.fs import File, Filesystem, parent, write_all
 
 _NAME = re.compile(r"wal-(\d{16})\.log\Z")
 _SHARD = re.compile(r"shard-(\d{2,})\Z")
@@ -115,13 +117,24 @@ def index_of(fs: Filesystem, directory: str, numbers: list[int], position: int) 
 
 
 def first_position(fs: Filesystem, path: str) -> int | None:
-    """The shard position of a file's first byte; None while it has no batch."""
+    """The shard position of a file's first byte; None while it has no batch.
+
+    A file under another's name is refused: replay goes by the numbers in the names.
+    """
     try:
         file = fs.open_read(path)
     except FileNotFoundError:
         return None  # a spare file, given up meanwhile
     try:
-        batch = decode_batch_header(file.pread(BATCH_HEADER_BYTES, PAGE_BYTES), 0)
+        start = file.pread(PAGE_BYTES + BATCH_HEADER_BYTES, 0)
     finally:
         file.close()
+    header = decode_file_header(start[:PAGE_BYTES], fs.describe(path))
+    if header is not None and file_path(parent(path), header.file_no) != path:
+        raise WalCorrupt(
+            f"{fs.describe(path)} holds the bytes of log file {header.file_no}",
+            fix="give the files their own names back, or run `headrace check --repair`",
+            detail={"file": path, "file_no": header.file_no},
+        )
+    batch = decode_batch_header(start[PAGE_BYTES:], 0)
     return None if batch is None else batch.position - PAGE_BYTES
