@@ -87,7 +87,12 @@ class Deleter:
         """Delete up to `last`, whose place in a cold file is looked up first, off the loop."""
         core = self._core
         floor = last if last > topic.base else 0
-        if core.tiers.cold is None or not floor or topic.sealed_to <= topic.base:
+        try:
+            if floor and core.tiers.cold is not None:
+                topic.size_between(topic.base + 1, floor, core.sealed(topic, wait=False))
+        except WouldBlock:
+            pass
+        else:
             self._log(topic, floor, None, ticket)
             return
         files, topic_id = core.catalog.files_of(topic.id), topic.id

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -40,6 +40,9 @@ from headrace.storage.snapshot_files import SnapshotStore
 from headrace.storage.tier import DirectoryStore, Store, Tiers, open_store
 from headrace.storage.wal import WalShard
 from headrace.storage.wal_file import shard_directory
+
+if TYPE_CHECKING:
+    from headrace.storage.backup import BackupReport
 
 log = logging.getLogger("headrace.engine")
 
@@ -297,6 +300,16 @@ class Engine:
     def checkpoint(self) -> Ticket[None]:
         """Seal what the log holds, merge files, write a snapshot."""
         return self._attempt(self._checkpointer.run)
+
+    def backup(self, target: str, *, replace: bool = False) -> Ticket[BackupReport]:
+        """Bring a backup in a directory or object store up to date; serving goes on meanwhile.
+
+        Only what changed since the last backup there is copied.  `replace` allows a target that
+        holds the backup of another directory.
+        """
+        from headrace.engine.backup import backup
+
+        return self._attempt(lambda: backup(self, target, replace=replace))
 
     def flush(self) -> None:
         """End the turn now: write what is staged."""

@@ -176,10 +176,11 @@ class KeyIndex:
         rows, self._unsaved = self._unsaved, []
         return rows
 
-    def save_again(self, topic_id: int) -> None:
+    def save_again(self, topic_id: int, window_ms: int) -> None:
         """The window of a topic has grown: files that hold its keys would be dropped too early."""
         keys = self._topics.get(topic_id)
         if keys is not None:
+            keys.window_ms = max(keys.window_ms, window_ms)
             self._unsaved.extend(row for _, rows in keys.generations for row in rows.values())
 
     def put_back(self, rows: Iterable[KeyRow]) -> None:

@@ -206,8 +206,9 @@ class Lifecycle:
             if error is not None:
                 ticket.fail(error)
                 return
-            if config.idempotency_window_ms > topic.config.idempotency_window_ms:
-                core.keys.save_again(topic.id)
+            longer = config.idempotency_window_ms > topic.config.idempotency_window_ms
+            if longer and core.is_logged(topic):
+                core.keys.save_again(topic.id, config.idempotency_window_ms)
             topic.set_config(config)
             topic.reserved = max(topic.reserved, reserved_to)
             core.mark(topic)

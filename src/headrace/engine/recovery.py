@@ -387,6 +387,7 @@ class Recovery:
             if config.used_to > topic.head:
                 self._lose(topic, config.used_to)
             topic.set_config(decode_config(config.config))
+            self._evict(topic)
             topic.reserved = max(topic.reserved, config.reserved_to)
         elif kind == ENTRY_TOPIC_DELETE:
             if core.by_name.get(topic.name) is topic:

@@ -1,9 +1,9 @@
 """Caps and time to live: which prefix of a topic has to go now.
 
 Only this file decides about involuntary loss.  It runs whenever a topic is touched, so that what a
-caller sees is exact without a sweeper.  Records that were deleted do not count towards a cap.  What
-a cap takes follows from the records, and replay takes it again; what time took is in the log before
-anything is answered from it, because after a restart the clock may say otherwise.
+caller sees is exact without a sweeper.  Records that were deleted do not count towards a cap.  A
+floor that moved is logged; one that time moved is in the log before anything is answered from it,
+because after a restart the clock may say otherwise.
 
 It never makes a write wait for the cold tier, and never fails a call: where sizes or times of
 sealed rows cannot be had now, they are fetched in the reader lane, and the rest goes after that.
@@ -52,13 +52,14 @@ def enforce(core: Core, topic: Topic, *, fetched: bool = False) -> None:
     if not (expired or capped):
         return
     topic.drop_settled_gaps()
-    if expired and core.is_logged(topic):
+    if core.is_logged(topic):
         floor = Floor(topic.cap_floor, topic.ttl_floor)
         core.log(topic, ENTRY_FLOOR, floor, needs_sync=False)
-        shard = core.shard_of(topic.id)
-        shard.flush()
-        if topic.needs_sync:
-            shard.hasten()
+        if expired:
+            shard = core.shard_of(topic.id)
+            shard.flush()
+            if topic.needs_sync:
+                shard.hasten()
 
 
 def enforce_caps(core: Core, topic: Topic, sealed: Sealed) -> bool:
