@@ -149,13 +149,7 @@ class Appender:
                 return True
             row = core.keys.find(topic.id, key, topic.config.idempotency_window_ms, now)
             if row is not None:
-                last = row.first_seq + row.records - 1
-                ticket.resolve(
-                    Appended(
-                        topic.name, topic.epoch, row.first_seq, last, row.head, row.records,
-                        deduped=True,
-                    )
-                )  # fmt: skip
+                ticket.resolve(_given_before(topic, row.first_seq, row.records, row.head))
                 return True
             core.keys.refuse_if_full(now, len(self._in_flight))
         claim = how.producer
@@ -166,13 +160,7 @@ class Appender:
             return False
         if not self._joined((topic.id, claim.id), ticket):
             assert known is not None
-            last = known.first_seq + known.count - 1
-            ticket.resolve(
-                Appended(
-                    topic.name, topic.epoch, known.first_seq, last, known.head, known.count,
-                    deduped=True,
-                )
-            )  # fmt: skip
+            ticket.resolve(_given_before(topic, known.first_seq, known.count, known.head))
         return True
 
     def _joined(self, key: tuple[int, bytes | str], ticket: Ticket[Appended]) -> bool:
@@ -403,3 +391,9 @@ def _sidecar(how: Append) -> bytes:
         claim.sequence if claim else 0,
         how.state,
     ).encode()
+
+
+def _given_before(topic: Topic, first_seq: int, count: int, head: int) -> Appended:
+    """The answer that the first append of a repeated one was given."""
+    last_seq = first_seq + count - 1
+    return Appended(topic.name, topic.epoch, first_seq, last_seq, head, count, deduped=True)

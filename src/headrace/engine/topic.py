@@ -11,7 +11,7 @@ Nothing here waits, writes or knows time; sizes of sealed rows come from the run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pyroaring import BitMap64
@@ -22,6 +22,7 @@ from headrace.engine.idempotency import Producer
 from headrace.engine.tagindex import TagIndex
 from headrace.engine.topic_config import FSYNC, TopicConfig
 from headrace.storage.segment_reader import Run
+from headrace.storage.seqs import ranges_of
 
 
 class Sealed(NamedTuple):
@@ -314,20 +315,3 @@ def _size_in(run: Run, first: int, last: int, wait: bool) -> int:
     if first <= run.first_seq and last >= run.last_seq:
         return run.bytes
     return run.size_of(run.row_of(first, wait), run.row_of(last + 1, wait), wait)
-
-
-def ranges_of(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Maximal runs of consecutive seqs, as (first, last).
-
-    >>> list(ranges_of([1, 2, 3, 7, 9, 10]))
-    [(1, 3), (7, 7), (9, 10)]
-    """
-    first = previous = -2
-    for seq in seqs:
-        if seq != previous + 1:
-            if first >= 0:
-                yield first, previous
-            first = seq
-        previous = seq
-    if first >= 0:
-        yield first, previous

@@ -45,6 +45,7 @@ from headrace.storage.tier import (
     ReadOnlyFile,
     Store,
     Tiers,
+    size_of,
 )
 from headrace.storage.wal_file import file_path
 
@@ -395,7 +396,7 @@ class _Writer:
     ) -> None:
         """Make the target hold `file`, proven by reading it back; nothing if it does already."""
         target = self._target
-        if self._sizes.get(file.path) != file.size or _stored_size(target, file.path) != file.size:
+        if self._sizes.get(file.path) != file.size or size_of(target, file.path) != file.size:
             source = open_source()
             try:
                 size = source.size()
@@ -459,14 +460,3 @@ def hash_of(file: File, size: int) -> int:
 def _verify_hash(stored: File, file: BackupFile, name: str) -> None:
     if stored.size() != file.size or hash_of(stored, file.size) != file.hash:
         raise _damaged(name, "its bytes do not match its XXH3-64")
-
-
-def _stored_size(store: Store, path: str) -> int | None:
-    try:
-        file = store.open_read(path)
-        try:
-            return file.size()
-        finally:
-            file.close()
-    except FileNotFoundError:
-        return None

@@ -46,9 +46,10 @@ from headrace.storage.frame import (
 )
 from headrace.storage.fs import Filesystem, read_exact, read_file
 from headrace.storage.keys import HEADER, TRAILER, KeyFileMeta, decode_keys
-from headrace.storage.loss import holes_of, merged, ranges_of
+from headrace.storage.loss import holes_of, merged
 from headrace.storage.segment import SegmentMeta
 from headrace.storage.segment_reader import Segment, find_meta
+from headrace.storage.seqs import ranges_of
 from headrace.storage.snapshot import SnapshotState, TopicState, decode
 from headrace.storage.snapshot_files import read_latest, snapshot_path
 from headrace.storage.tier import DirectoryStore, Store, Tiers

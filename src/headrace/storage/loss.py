@@ -31,6 +31,7 @@ from headrace.storage.frame import (
     decode_control,
     entry_topic,
 )
+from headrace.storage.seqs import ranges_of
 from headrace.storage.snapshot import SnapshotState, TopicState
 
 Range = tuple[int, int]  # first and last, both inclusive
@@ -77,23 +78,6 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
         else:
             found.append((first, last))
     return found
-
-
-def ranges_of(seqs: BitMap64) -> Iterator[Range]:
-    """Maximal runs of consecutive seqs.
-
-    >>> list(ranges_of(BitMap64([1, 2, 3, 7])))
-    [(1, 3), (7, 7)]
-    """
-    first = last = -1
-    for seq in seqs:
-        if seq != last + 1 or first < 0:
-            if first >= 0:
-                yield first, last
-            first = seq
-        last = seq
-    if first >= 0:
-        yield first, last
 
 
 def base_of(state: TopicState) -> int:

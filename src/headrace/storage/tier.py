@@ -174,7 +174,7 @@ class DirectoryStore:
         found = []
         for name in sorted(self._fs.listdir(SEGMENTS_DIR)):
             path = f"{SEGMENTS_DIR}/{name}"
-            size = _size_of(self, path)
+            size = size_of(self, path)
             if size is not None:  # Else it was removed since its name was read.
                 found.append(StoredFile(path, size))
         return found
@@ -424,7 +424,7 @@ class Tiers:
         hot_paths = {file.path for file in self.hot.list()}
         dropped = []
         for meta in flipped:
-            if meta.path in hot_paths and _size_of(self.cold, meta.path) == meta.size:
+            if meta.path in hot_paths and size_of(self.cold, meta.path) == meta.size:
                 self.hot.delete(meta.path)
                 dropped.append(meta.path)
             self._copied.discard(meta.file_id)
@@ -464,7 +464,8 @@ def _same_place(cold: Store) -> ConfigError:
     )
 
 
-def _size_of(store: Store, path: str) -> int | None:
+def size_of(store: Store, path: str) -> int | None:
+    """How long a stored file is; None when there is none."""
     try:
         file = store.open_read(path)
         try:
