@@ -1,0 +1,108 @@
+"""Every crash point of every durable operation, killed and with six kinds of power loss.
+
+`SWEEPS` says how often each workload is run, each time with other dice, and how many states that
+gives at least; the last test adds these up.  The long sweep goes on with seeds of its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.clock import SystemClock
+from headrace.testing.explore import KILL, Explorer, Point, Report
+from headrace.testing.workloads import WORKLOADS, perform
+
+STATES_MIN = 20_000
+SECOND = 5  # one recovery in so many is crashed in turn
+SECOND_LONG = 2
+
+# Workload -> (seeds, the least number of states of one sweep).
+SWEEPS: dict[str, tuple[int, int]] = {
+    "append_fsync": (1, 250),
+    "append_disk": (1, 230),
+    "append_memory": (1, 230),
+    "append_ephemeral": (1, 140),
+    "append_classes": (2, 290),
+    "batch": (2, 250),
+    "rotation": (1, 520),
+    "reserve": (1, 270),
+    "checkpoint": (1, 850),
+    "merge": (1, 1_900),
+    "seal_own": (1, 1_600),
+    "relocate": (1, 2_100),
+    "delete": (2, 600),
+    "snapshots": (1, 3_800),
+    "lifecycle": (2, 700),
+    "configure": (2, 600),
+    "retention": (2, 700),
+    "idempotency": (2, 600),
+    "closing": (1, 1_100),
+    "recovery": (1, 480),
+    "shards": (2, 1_200),
+    "mixed": (2, 900),
+}
+# Crashes of the workload `recovery`, by how far it had come, whose recovery is crashed at every
+# position; and the least number of states that each of them gives.
+FIRST_CRASHES = ((0.3, KILL), (0.5, "torn"), (0.6, "none"), (0.8, KILL), (0.95, "subset"))
+RECOVERY_STATES_MIN = 70
+
+
+def passes(report: Report, states_min: int) -> None:
+    print(report)
+    assert not report.findings, str(report)
+    assert report.states >= states_min, f"{report.states} states, {states_min} were due"
+
+
+@pytest.mark.parametrize(
+    ("workload", "seed"),
+    [(name, seed) for name, (seeds, _) in SWEEPS.items() for seed in range(1, seeds + 1)],
+)
+def test_every_crash_point(workload: str, seed: int) -> None:
+    explorer = Explorer(workload, seed)
+    passes(explorer.sweep(damage=seed, second=SECOND), SWEEPS[workload][1])
+
+
+@pytest.mark.parametrize(("part", "mode"), FIRST_CRASHES)
+def test_recovery_is_crashed_at_every_point(part: float, mode: str) -> None:
+    explorer = Explorer("recovery", 1)
+    position = int(explorer.disk.position * part)
+    explorer.crash_everywhere(Point(position, mode, 1))
+    passes(explorer.report, RECOVERY_STATES_MIN)
+
+
+@pytest.mark.parametrize("workload", sorted(WORKLOADS))
+def test_snapshot_and_tail_say_what_the_whole_log_says(workload: str) -> None:
+    """The same calls with checkpoints and without: what is recovered is the same."""
+    views = [
+        perform(workload, 1, checkpoints=checkpoints, calm=True).recovered_views()
+        for checkpoints in (True, False)
+    ]
+    assert views[0].keys() == views[1].keys()
+    for name, view in views[0].items():
+        if view.config.durability != "ephemeral":  # how far ahead seqs are reserved may differ
+            assert view == views[1][name]
+
+
+def test_the_default_suite_looks_at_enough_states() -> None:
+    assert SWEEPS.keys() == WORKLOADS.keys()
+    states = sum(seeds * states for seeds, states in SWEEPS.values())
+    states += len(FIRST_CRASHES) * RECOVERY_STATES_MIN
+    print(f"at least {states} states")
+    assert states >= STATES_MIN
+
+
+@pytest.mark.long
+def test_crash_points_for_long(sweep) -> None:  # type: ignore[no-untyped-def]
+    clock = SystemClock()
+    deadline_ns = clock.monotonic_ns() + int(sweep.seconds * 1e9)
+    report = Report()
+    seed = sweep.seed % 1_000_000 * 1_000
+    while clock.monotonic_ns() < deadline_ns:
+        seed += 1
+        for workload in WORKLOADS:
+            if clock.monotonic_ns() > deadline_ns:
+                break
+            explorer = Explorer(workload, seed)
+            explorer.sweep(damage=seed, second=SECOND_LONG, deadline_ns=deadline_ns)
+            report.add(explorer.report)
+    passes(report, 1)
