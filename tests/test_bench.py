@@ -1,0 +1,74 @@
+"""The benchmarks run, and every figure they name is in what they print.  Nothing about speed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+sys.path.insert(0, str(ROOT))
+from bench import command, figures  # noqa: E402
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_every_figure_is_measured() -> None:
+    # Not `tmp_path`: that may be in memory, where the page cache cannot be dropped.
+    with tempfile.TemporaryDirectory(dir=command.default_parent()) as directory:
+        done = bench("--quick", "--json", "--dir", directory)
+        assert done.returncode == 0, done.stderr
+        assert os.listdir(directory) == []
+    report = json.loads(done.stdout)
+    assert [row["name"] for row in report["figures"]] == [f.name for f in figures.FIGURES]
+    assert all(row["value"] >= 0 for row in report["figures"])
+    assert {"cores", "kernel", "python", "filesystem"} <= report["machine"].keys()
+    by_name = {row["name"]: row for row in report["figures"]}
+    for figure in figures.FIGURES:
+        row = by_name[figure.name]
+        assert (row["met"] is None) == (figure.goal is None), row
+
+
+def test_one_case_as_a_table() -> None:
+    done = bench("--quick", "checkpoint")
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint_batched" in done.stdout
+    assert "append_batched" not in done.stdout
+
+
+def test_an_unknown_case_is_refused_by_name() -> None:
+    done = bench("apend")
+    assert done.returncode == 2
+    assert "apend" in done.stderr
+    assert "append" in done.stderr
+
+
+@pytest.mark.parametrize(("p50", "met"), [(200.0, True), (201.0, False)])
+def test_a_goal_is_computed_from_the_run(p50: float, met: bool) -> None:
+    measured = {"fsync_bare_p50": 100.0, "fsync_one_writer_p50": p50}
+    rows = {row["name"]: row for row in command.rows_of("fsync", dict(measured))}
+    assert rows["fsync_one_writer_p50"]["bound"] == 200.0
+    assert rows["fsync_one_writer_p50"]["met"] is met
+    assert rows["fsync_bare_p50"]["met"] is None
+
+
+def test_the_best_round_is_the_figure() -> None:
+    measured = {"append_batched": [3.0, 5.0, 4.0], "append_batched_cpu": [3.0, 5.0, 4.0]}
+    rows = {row["name"]: row for row in command.rows_of("append", dict(measured))}
+    assert (rows["append_batched"]["value"], rows["append_batched"]["median"]) == (5.0, 4.0)
+    assert rows["append_batched_cpu"]["value"] == 3.0
