@@ -241,11 +241,8 @@ class _Checkpoint:
 
     def _take_dirty(self) -> None:
         core = self._core
-        # Topics created since the rotation are in the new log files, and for the next time:
-        # one that is not live yet would be taken for deleted if it were counted.
-        newer = self._next_topic_id
-        self._todo = [topic for topic in core.dirty.values() if topic.id < newer]
-        core.dirty = {key: topic for key, topic in core.dirty.items() if key >= newer}
+        taken, core.dirty = core.dirty, {}
+        self._todo = list(taken.values())
         self._removed, core.removed = core.removed, set()
         self._keys = core.keys.take_unsaved()
         for topic_id in self._removed:
@@ -274,7 +271,11 @@ class _Checkpoint:
         self._core.runtime.submit(LANE, self.write, self._guarded(self._written))
 
     def _capture(self, topic: Topic, *, clean: bool = False) -> None:
-        if topic.live:
+        if topic.id >= self._next_topic_id:
+            # Created since the rotation, so in the new log files, and for the next time: one
+            # that is not live yet would be taken for deleted if it were counted.
+            self._core.mark(topic)
+        elif topic.live:
             self._captures.append(capture(self._core, topic, clean=clean))
             self._files.note_live(topic)
 

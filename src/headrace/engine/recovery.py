@@ -324,9 +324,8 @@ class Recovery:
         topic.reserved = max(topic.reserved, block.reserved_to)
         fresh = block.first_seq > topic.head
         if fresh:
-            if block.first_seq > topic.head + 1:
-                # The seqs between were of a class whose records are never stored.
-                self._lose(topic, block.first_seq - 1)
+            # Seqs between were of a class whose records are never stored.
+            self._given_out(topic, block.first_seq - 1)
             topic.head = block.last_seq
             self._last_good = topic
             topic.bytes += block.bytes
@@ -384,8 +383,7 @@ class Recovery:
         core.mark(topic)
         if kind == ENTRY_TOPIC_CONFIG:
             config = decode_control(entry, TopicConfig)[1]
-            if config.used_to > topic.head:
-                self._lose(topic, config.used_to)
+            self._given_out(topic, config.used_to)
             topic.set_config(decode_config(config.config))
             self._evict(topic)
             topic.reserved = max(topic.reserved, config.reserved_to)
@@ -396,11 +394,13 @@ class Recovery:
         elif kind == ENTRY_RECORDS_DELETE:
             delete = decode_control(entry, RecordsDelete)[1]
             seqs = BitMap64.deserialize(delete.seqs) if delete.seqs else None
+            self._given_out(topic, max(delete.floor, seqs.max() if seqs else 0))
             apply_delete(core, topic, delete.floor, seqs)
         elif kind == ENTRY_FLOOR:
             floor = decode_control(entry, Floor)[1]
-            topic.cap_floor = max(topic.cap_floor, min(floor.cap, topic.head))
-            topic.ttl_floor = max(topic.ttl_floor, min(floor.ttl, topic.head))
+            self._given_out(topic, max(floor.cap, floor.ttl))
+            topic.cap_floor = max(topic.cap_floor, floor.cap)
+            topic.ttl_floor = max(topic.ttl_floor, floor.ttl)
             floor_to = topic.evict_floor
             freed = core.despite_damage(topic, lambda rows: topic.raise_base(floor_to, rows))
             core.free(topic, freed)
@@ -409,8 +409,7 @@ class Recovery:
             topic.reserved = max(topic.reserved, reserve.reserved_to)
         elif kind == ENTRY_GAP:
             gap = decode_control(entry, Gap)[1]
-            if gap.last > topic.head:
-                self._lose(topic, gap.last)
+            self._given_out(topic, gap.last)
         else:
             assert kind == ENTRY_STATE, kind
             topic.state = decode_control(entry, State)[1].state
@@ -431,6 +430,11 @@ class Recovery:
         self.sealed_midway = True
 
     # After the log
+
+    def _given_out(self, topic: Topic, seq: int) -> None:
+        """An entry names this seq, so it was given out; what is not stored up to it is lost."""
+        if seq > topic.head:
+            self._lose(topic, seq)
 
     def _lose(self, topic: Topic, last: int) -> Gap:
         gap = Gap(topic.head + 1, last)

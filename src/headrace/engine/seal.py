@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import msgspec
 
@@ -32,7 +31,7 @@ SEGMENTS = "segments"
 Piece = tuple[int, Block, int, int]
 
 
-class Capture(NamedTuple):
+class Capture(msgspec.Struct, frozen=True, gc=False):
     """One topic at one instant."""
 
     topic: Topic
