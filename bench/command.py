@@ -46,7 +46,7 @@ def main() -> int:
             continue
         print(f"\n{name}, {time.monotonic() - started:.0f} s", flush=True)
         for row in rows_of(name, measured):
-            print(shown(row), flush=True)
+            print(as_markdown(row) if options.markdown else shown(row), flush=True)
     if options.json:
         report["figures"] = [row for name in names for row in rows_of(name, measured)]
         print(json.dumps(report, indent=2, ensure_ascii=False))
@@ -59,6 +59,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("names", nargs="*", help=f"cases, all by default: {', '.join(CASES)}")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+    parser.add_argument("--markdown", action="store_true", help="a table for docs/internals")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, only to see that it runs")
     parser.add_argument("--dir", help="where the data goes; a disk, not memory (/var/tmp)")
     parser.add_argument("--step", nargs=2, help=argparse.SUPPRESS)
@@ -121,6 +122,12 @@ def shown(row: dict[str, Any]) -> str:
         computed = f" = {number(row['bound'])}" if " x " in row["goal"] else ""
         goal = f"{'met' if row['met'] else 'NOT MET'}: {row['goal']}{computed}"
     return f"  {row['name']:34} {value + beside:42} {goal:26} {row['about']}".rstrip()
+
+
+def as_markdown(row: dict[str, Any]) -> str:
+    goal = f"{row['goal']}: {'met' if row['met'] else 'not met'}" if row["goal"] else ""
+    cells = (f"`{row['name']}`", f"{number(row['value'])} {row['unit']}", goal, row["about"])
+    return f"| {' | '.join(cells)} |"
 
 
 def number(value: float) -> str:

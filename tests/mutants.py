@@ -121,7 +121,8 @@ def run_tests(root: Path, arguments: Sequence[str], seconds: float) -> tuple[int
     """(exit status, output) of pytest in a copy; the status is None when the time was up."""
     scratch = root / "scratch"
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short", "-rfE"]
-    command += ["-p", "no:cacheprovider", f"--basetemp={scratch}", f"--timeout={seconds:.0f}"]
+    command += ["-m", "not long", "-p", "no:cacheprovider"]
+    command += [f"--basetemp={scratch}", f"--timeout={seconds:.0f}"]
     with subprocess.Popen(
         [*command, *arguments],
         cwd=root,

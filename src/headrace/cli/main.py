@@ -19,7 +19,7 @@ import headrace
 from headrace.cli import data
 from headrace.cli.options import Verb, add_settings, print_json, print_table, settings_of
 from headrace.core import config
-from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.errors import ConfigError, HeadraceError, typed
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -102,6 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.close()
         return 0
+    except OSError as error:
+        print(f"headrace: {typed(error)}", file=sys.stderr)
+        return EXIT_ERROR
 
 
 def console() -> NoReturn:

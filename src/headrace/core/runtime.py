@@ -119,7 +119,9 @@ class Ticket(Generic[T]):
 
     def result(self) -> T:
         """The answer; waits for it (not inside an asyncio loop: there, `await`)."""
-        if not self._done:
+        if not self._done or self._error is not None:
+            # A refusal ends the turn too: a program that does nothing but try again has to let
+            # the work go on that it waits for.
             self._runtime.wait(self)
         if self._error is not None:
             raise self._error
@@ -408,7 +410,8 @@ class LoopRuntime(ThreadRuntime):
                 self._loop.call_exception_handler(context)
 
     def wait(self, ticket: Ticket[T]) -> None:
-        raise RuntimeError("inside an event loop: `await` the ticket instead of `.result()`")
+        if not ticket.done:
+            raise RuntimeError("inside an event loop: `await` the ticket instead of `.result()`")
 
 
 def _attempt(work: Callable[[], object]) -> tuple[object, BaseException | None]:

@@ -12,7 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headrace.core.errors import DataDirLocked
@@ -175,12 +175,14 @@ class RealFile:
 class RealLock:
     """An advisory lock held for as long as the process lives."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, released: Callable[[], None]) -> None:
         self._fd = fd
+        self._released = released
 
     def release(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
+            self._released()
             os.close(fd)
 
 
@@ -189,6 +191,8 @@ class RealFilesystem:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.abspath(os.fspath(root))
+        self._owned = False  # we hold the lock
+        self._directories: dict[str, int] = {}  # open ones, by full path, while we do
         self._boot_id: bytes | None = None
 
     def _path(self, path: str) -> str:
@@ -224,6 +228,7 @@ class RealFilesystem:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory)
             self._sync_directory(os.path.dirname(directory))
+        self._keep(self._path(path))
 
     def rename(self, source: str, target: str) -> None:
         os.rename(self._path(source), self._path(target))
@@ -236,10 +241,27 @@ class RealFilesystem:
         self._sync_directory(self._path(path))
 
     def _sync_directory(self, full: str) -> None:
+        fd = self._directories.get(full)
+        if fd is not None:
+            os.fsync(fd)
+            return
         fd = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:
+            os.close(fd)
+
+    def _keep(self, full: str) -> None:
+        """Hold a directory open while we own the tree: a sync must not fail for want of a
+        descriptor."""
+        if self._owned and full not in self._directories:
+            fd = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._directories[full] = fd
+
+    def _disown(self) -> None:
+        self._owned = False
+        directories, self._directories = self._directories, {}
+        for fd in directories.values():
             os.close(fd)
 
     def lock(self, path: str) -> RealLock:
@@ -257,7 +279,8 @@ class RealFilesystem:
             ) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        return RealLock(fd)
+        self._owned = True
+        return RealLock(fd, self._disown)
 
     def free_bytes(self) -> int:
         stat = os.statvfs(self.root)

@@ -24,31 +24,47 @@ from headrace.testing.driver import Driver, Setup
 from headrace.testing.events import Invoked, Loss, Seen, TopicView, Violation
 from headrace.testing.model import AppendCall, NewRecord
 from headrace.testing.oracle import Chronicle, Oracle
-from headrace.testing.simdisk import MODES, Mode, SimDisk
+from headrace.testing.simdisk import MODES, Mode, Op, SimDisk
 from headrace.testing.stage import Stage
 from headrace.testing.workloads import WORKLOADS, perform
 
-KILL = "kill"  # beside the modes of a power loss: the process alone died
+# Beside the modes of a power loss: the process alone died, between two calls or within a write.
+KILL, CUT = "kill", "cut"
+# How much later the next engine starts by the wall clock, which may also have been set back.
+LATER_MS = (5, 5, 400, 400, 5_000, -3_600_000)
 RETRIES_PER_STATE = 3
 AGAIN_ONE_IN = 8  # states that are stopped and started twice more, each cleanly and not
 
 
 class Point(NamedTuple):
-    """A crash: where, with which damage (or `kill`), by which dice."""
+    """A crash: where, with which damage (or `kill` or `cut`), by which dice."""
 
     position: int
     mode: str
     seed: int
 
     def image(self, disk: SimDisk) -> SimDisk:
-        if self.mode == KILL:
-            return disk.image(self.position, "all", self.seed, power_loss=False)
+        if self.mode in (KILL, CUT):
+            image = disk.image(self.position, "all", self.seed, power_loss=False)
+            if self.mode == CUT and self.can_cut(disk):
+                self._write_a_part(image, disk.trace[self.position])
+            return image
         mode = next(mode for mode in MODES if mode == self.mode)
         return disk.image(self.position, mode, self.seed)
 
+    def can_cut(self, disk: SimDisk) -> bool:
+        """Whether the call at this position is a write of which a part may be done."""
+        op = disk.trace[self.position] if self.position < disk.position else None
+        return op is not None and op.kind == "write" and op.length > 1
+
+    def _write_a_part(self, image: SimDisk, op: Op) -> None:
+        length = 1 + Dice(self.seed, self.position, op.length).below(op.length - 1)
+        data = op.data[:length] if op.data is not None else bytes(length)
+        image.open(op.path).pwritev([data], op.offset)
+
     @property
     def loss(self) -> Loss:
-        return "kill" if self.mode == KILL else "power"
+        return "kill" if self.mode in (KILL, CUT) else "power"
 
 
 class State(NamedTuple):
@@ -147,8 +163,10 @@ class Explorer:
     def _images(
         self, position: int, modes: Sequence[Mode], damage: int
     ) -> Iterator[tuple[Point, SimDisk]]:
-        killed = Point(position, KILL, damage)
-        yield killed, killed.image(self.disk)
+        for mode in (KILL, CUT):
+            killed = Point(position, mode, damage)
+            if mode == KILL or killed.can_cut(self.disk):
+                yield killed, killed.image(self.disk)
         for crash in self.disk.images(
             modes, damage, start=position, stop=position + 1, distinct=True
         ):
@@ -162,7 +180,9 @@ class Explorer:
         if life is None or not second or dice.below(second):
             return
         again = Point(
-            dice.below(life.disk.crash_points), (KILL, *MODES)[dice.below(7)], dice.below(1 << 16)
+            dice.below(life.disk.crash_points),
+            (KILL, CUT, *MODES)[dice.below(8)],
+            dice.below(1 << 16),
         )
         self.crash_again(crashes, life, again)
 
@@ -188,7 +208,10 @@ class Explorer:
         life = self._judge((first,), image, chronicle.oracle, first.loss, now_ms)
         if life is not None:
             for position in range(life.disk.crash_points):
-                self.crash_again((first,), life, Point(position, KILL, first.seed))
+                for mode in (KILL, CUT):
+                    point = Point(position, mode, first.seed)
+                    if mode == KILL or point.can_cut(life.disk):
+                        self.crash_again((first,), life, point)
             for crash in life.disk.images(seed=first.seed, distinct=True):
                 self.crash_again((first,), life, Point(crash.position, crash.mode, first.seed))
         return self.report
@@ -241,7 +264,8 @@ def judge(
     """Start an engine on the image, compare, use it, compare again."""
     point = state.crashes[-1]
     dice = Dice(state.seed, point.position, point.seed, hash_of(point.mode), len(state.crashes))
-    wall_ms = now_ms + (5, 400, 5_000)[dice.below(3)]
+    later_ms = LATER_MS[dice.below(len(LATER_MS))]
+    wall_ms = now_ms + later_ms
     clock = ManualClock(wall_ms)
     seed = dice.below(1 << 30)
     try:
@@ -249,6 +273,8 @@ def judge(
         driver.recover()
         views = driver.observe()
         fits = oracle.check(views, loss, wall_ms)
+        if later_ms < 0:
+            return Life(image, oracle, loss, now_ms, setup)
         image.mark(Seen(views, loss, wall_ms))
         chronicle = Chronicle(oracle.after(views, fits, loss))
         driver.on_event = chronicle.feed
@@ -357,7 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workload", choices=sorted(WORKLOADS), action="append")
     parser.add_argument("--seed", type=int, default=1, help="of the workload")
     parser.add_argument("--point", type=int, action="append", help="position of a crash")
-    parser.add_argument("--mode", choices=(KILL, *MODES), action="append", help="its damage")
+    parser.add_argument("--mode", choices=(KILL, CUT, *MODES), action="append", help="its damage")
     parser.add_argument("--damage", type=int, action="append", help="the seed of the damage")
     parser.add_argument("--second", type=int, default=4, help="crash one recovery in so many")
     parser.add_argument("--stride", type=int, default=1, help="look at one position in so many")

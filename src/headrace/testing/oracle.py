@@ -13,11 +13,11 @@ It reads no files and drives nothing; `driver.py` does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import combinations, compress
+from itertools import combinations
 from typing import NamedTuple
 
 from headrace.engine.topic_config import EPHEMERAL, FSYNC, TopicConfig
+from headrace.testing.changes import NEVER, Fit, Instance, Step, cut, prefixes
 from headrace.testing.events import (
     Answer,
     Answered,
@@ -45,62 +45,8 @@ from headrace.testing.verdict import mismatch
 
 # Refusals that the history of the topic alone decides, so that the model must agree with them.
 NEEDS_CAUSE = frozenset({"producer_gap", "producer_fenced", "invalid_request"})
-
-
-NEVER = 1 << 62
 LATE_MAX = 3  # deletes in flight that are considered one by one
-REASONS_MAX = 4  # of one violation that are told
-
-
-@dataclass(eq=False)
-class Step:
-    """One staged change of one topic."""
-
-    index: int
-    synced: bool  # its class promises that a power loss does not undo it
-    logged: bool = True  # False: of a class that is never stored
-    acked: bool = False
-    settled_at: int = NEVER  # the index of the last change that was staged before its answer
-    append: AppendCall | None = None
-    now_ms: int = 0
-    volatile: bool = False
-    first_seq: int = 0
-    seqs: list[int] = field(default_factory=list)  # of a delete
-    config: TopicConfig | None = None
-    expired_to: int = 0  # time took the records up to here
-
-    def apply(self, topic: TopicModel) -> None:
-        if self.append is not None:
-            call = self.append
-            stored = topic.append(
-                call.records, self.now_ms, call.key, call.producer, volatile=self.volatile
-            )
-            assert stored.first == self.first_seq, (stored, self.first_seq)
-        elif self.config is not None:
-            topic.reconfigure(self.config)
-        elif self.expired_to:
-            topic.evict(self.expired_to)
-        else:
-            topic.delete(self.seqs)
-
-
-@dataclass(eq=False)
-class Instance:
-    """One life of a topic, from its creation to its deletion."""
-
-    name: str
-    created: Step
-    base: TopicModel
-    visible: TopicModel  # what has been answered so far
-    staged: TopicModel  # what would be, if everything in flight succeeded
-    epoch: int = 0
-    dropped: Step | None = None
-    steps: list[Step] = field(default_factory=list)
-
-    def restage(self) -> None:
-        self.staged = self.base.copy()
-        for step in self.steps:
-            step.apply(self.staged)
+REASONS_MAX = 2  # of one violation that are told, from each end
 
 
 class _Pending(NamedTuple):
@@ -113,14 +59,7 @@ class _Pending(NamedTuple):
     refusal: str | None
     creates: bool
     upto: int  # changes with a smaller index are before it
-
-
-class Fit(NamedTuple):
-    """The prefixes of an instance's changes that explain what was seen."""
-
-    instance: Instance
-    shortest: int
-    longest: int
+    expired: Step | None = None  # what time took before it could be looked at
 
 
 class Oracle:
@@ -144,10 +83,14 @@ class Oracle:
     def feed(self, event: Event) -> None:
         if isinstance(event, Invoked):
             self._pending[event.op] = self._invoke(event.call, event.now_ms)
-        elif isinstance(event, Answered):
-            self._answer(self._pending.pop(event.op), event.result)
-        elif isinstance(event, Failed):
-            self._fail(self._pending.pop(event.op), event)
+        elif isinstance(event, (Answered, Failed)):
+            pending = self._pending.pop(event.op)
+            if pending.expired is not None:
+                pending.expired.acked = True
+            if isinstance(event, Answered):
+                self._answer(pending, event.result)
+            else:
+                self._fail(pending, event)
         else:
             assert isinstance(event, Quiet), event
             assert not any(p.step for p in self._pending.values()), "quiet with calls in flight"
@@ -162,16 +105,21 @@ class Oracle:
         """A call has just looked at this topic, and saw what time took from it."""
         instance = self._names.get(name)
         if instance is not None and instance.created.acked:
-            self._expire(instance, now_ms)
+            step = self._expire(instance, now_ms)
+            if step is not None:
+                step.acked = True
 
-    def _expire(self, instance: Instance, now_ms: int) -> None:
+    def _expire(self, instance: Instance, now_ms: int) -> Step | None:
         before = instance.visible.evict_floor
         instance.visible.expire(now_ms)
         floor = instance.visible.evict_floor
-        if floor > before:
-            step = Step(self._next(), synced=False, acked=True, expired_to=floor)
-            instance.steps.append(step)
-            step.apply(instance.staged)
+        if floor == before:
+            return None
+        step = Step(self._next(), synced=False, expired_to=floor)
+        instance.steps.append(step)
+        instance.moved_up(step)
+        step.apply(instance.staged)
+        return step
 
     def names(self) -> list[str]:
         return sorted(self._names)
@@ -208,14 +156,14 @@ class Oracle:
             del self._names[call.name]
             return nothing._replace(instance=instance)
         else:
-            step = self._delete_step(instance, call, now_ms)
+            nothing = nothing._replace(expired=self._expire(instance, now_ms))
+            step = self._delete_step(instance, call)
         instance.steps.append(step)
         step.apply(instance.staged)
         return nothing._replace(instance=instance, step=step)
 
-    def _delete_step(self, instance: Instance, call: DeleteCall, now_ms: int) -> Step:
+    def _delete_step(self, instance: Instance, call: DeleteCall) -> Step:
         visible = instance.visible
-        self._expire(instance, now_ms)
         synced = visible.config.durability == FSYNC
         seqs = visible.resolve(call.before_seq, call.match)
         logged = any(seq not in visible.volatile for seq in seqs)
@@ -228,7 +176,7 @@ class Oracle:
                 return nothing._replace(refusal="topic_not_found")
             instance = self._create(call.name, call.config or TopicConfig())
             nothing = nothing._replace(instance=instance)
-        self._expire(instance, now_ms)
+        nothing = nothing._replace(expired=self._expire(instance, now_ms))
         try:
             stored = instance.staged.stored_before(call, now_ms)
         except Refused as refused:
@@ -286,6 +234,7 @@ class Oracle:
                     break
                 if earlier.append is not None and not earlier.acked:
                     raise Violation(f"{step.append} was answered before {earlier.append}")
+        instance.moved_up(step)
         before = instance.visible.count
         step.apply(instance.visible)
         if step.append is not None:
@@ -328,7 +277,7 @@ class Oracle:
         for name in sorted({*self._instances, *views}):
             view = views.get(name)
             for instance, fit in self._judge(name, view, loss, now_ms):
-                low, high = _cut(instance, fit)
+                low, high = cut(instance, fit)
                 included, excluded = max(included, low), min(excluded, high)
                 if fit is not None:
                     fits.append(fit)
@@ -371,14 +320,15 @@ class Oracle:
                 least = number
         found, reasons = [], []
         for skipped in self._skippable(instance, loss):
-            for length, topic, shed in _prefixes(instance, view, loss, least, skipped):
+            for length, topic, shed in prefixes(instance, view, loss, least, skipped):
                 reason = mismatch(topic, view, loss, now_ms, instance.visible.head, shed)
                 if reason is None:
                     found.append(length)
                 else:
                     reasons.append(f"after {length} of {len(instance.steps)} changes: {reason}")
         if not found:
-            raise Violation("; ".join(reasons[-REASONS_MAX:]))
+            some = dict.fromkeys(reasons[:REASONS_MAX] + reasons[-REASONS_MAX:])
+            raise Violation("; ".join(some))
         return Fit(instance, min(found), max(found))
 
     def _skippable(self, instance: Instance, loss: Loss) -> Iterator[set[Step]]:
@@ -418,6 +368,20 @@ class Oracle:
                 self._open.add((instance.name, step.append.producer.id))
                 topic.producers.pop(step.append.producer.id, None)
 
+    def _expired_at_start(self, instance: Instance, before: TopicModel, noted: list[int]) -> None:
+        """What time took when the engine came up is noted in its log, and synced a little later.
+
+        A power loss together with a clock that was set back may undo that.
+        """
+        expired = [seq for seq in before.live if seq <= instance.base.evict_floor]
+        instance.base.live |= {seq: before.live[seq] for seq in expired}
+        instance.base.bytes += sum(before.live[seq].size for seq in expired)
+        floor, instance.base.evict_floor = instance.base.evict_floor, before.evict_floor
+        floors = {n for n in noted if before.evict_floor < n < floor}
+        for expired_to in (*sorted(floors), floor):
+            step = Step(NEVER, synced=False, acked=True, expired_to=expired_to)
+            instance.steps.append(step)
+
     def after(self, views: Mapping[str, TopicView], fits: list[Fit], loss: Loss) -> Oracle:
         """The oracle of the engine that came up: what was seen is what has to stay."""
         later = Oracle(ordered=self.ordered)
@@ -426,6 +390,7 @@ class Oracle:
             topic = fit.instance.base.copy()
             for step in fit.instance.steps[: fit.shortest]:
                 step.apply(topic)
+            before = topic.copy()
             topic.live = dict(view.records)
             topic.head = view.head
             topic.gaps = list(view.crashed)
@@ -438,6 +403,9 @@ class Oracle:
                 topic.reclassed = False
             created = Step(later._next(), synced=True, acked=True)
             instance = Instance(view.name, created, topic, topic.copy(), topic.copy(), view.epoch)
+            if topic.config.ttl_ms and view.evicted > before.evict_floor:
+                noted = [step.expired_to for step in fit.instance.steps]
+                later._expired_at_start(instance, before, noted)
             later._instances[view.name] = [instance]
             later._names[view.name] = instance
         later._open |= self._open
@@ -457,49 +425,3 @@ class Chronicle:
             self.oracle = self.oracle.after(event.views, fits, event.loss)
         else:
             self.oracle.feed(event)
-
-
-def _prefixes(
-    instance: Instance, view: TopicView, loss: Loss, least: int, skipped: set[Step]
-) -> Iterator[tuple[int, TopicModel, set[int]]]:
-    """The topic after each prefix of at least so many changes.
-
-    What a cap takes depends on what is there, and is logged behind the change that made it take.
-    So from the first change on behind which nothing sure was logged, the records that no crash
-    survives may have counted or not: both are given, the second with the seqs it shed.
-    """
-    last = max((s.index for s in instance.steps[:least] if s.logged), default=0)
-    sure = next((n for n, s in enumerate(instance.steps) if s.settled_at >= last), least)
-    topics = [(instance.base.copy(), set[int]())]
-    for length in range(len(instance.steps) + 1):
-        step = instance.steps[length - 1] if length else None
-        for topic, shed in topics:
-            if step is not None and step not in skipped:
-                step.apply(topic)
-            if shed:
-                shed |= topic.gone_after(view.records)
-                topic.delete(shed)
-        if length >= least:
-            yield from ((length, topic, shed) for topic, shed in topics)
-        if length >= sure and loss != "none":
-            topic = topics[0][0].copy()
-            shed = topic.gone_after(view.records)
-            topic.delete(shed)
-            topics += [(topic, shed)] if shed else []
-
-
-def _cut(instance: Instance, fit: Fit | None) -> tuple[int, int]:
-    """The last change of this instance known to be in, and the first known not to be."""
-    dropped = instance.dropped
-    if fit is None:
-        if dropped is not None:
-            return dropped.index, NEVER
-        return 0, instance.created.index
-    # Where in the log the engine notes what time took is its own business.
-    placed = [s.logged and not s.expired_to for s in instance.steps]
-    indexes = [step.index for step in instance.steps]
-    inside = list(compress(indexes[: fit.shortest], placed))
-    outside = list(compress(indexes[fit.longest :], placed[fit.longest :]))
-    if dropped is not None:
-        outside.append(dropped.index)
-    return max([instance.created.index, *inside]), min(outside, default=NEVER)

@@ -54,14 +54,12 @@ def mismatch(
 def _announcements(left: TopicModel, view: TopicView, lost: Set[int]) -> str | None:
     """Why what readers are told is not what they must be told, or None."""
     beyond = [(left.head + 1, view.head)] if view.head > left.head else []
-    if view.evicted != left.evict_floor:
+    if view.evicted > left.evict_floor and view.evicted not in left.volatile:
+        return f"announced as evicted up to {view.evicted}, {left.evict_floor} was due"
+    if view.evicted < left.evict_floor:
         # The floor of a class that is never stored goes with its records, as a crash range.
-        instead = [(view.evicted + 1, left.evict_floor)]
-        if (
-            view.evicted > left.evict_floor
-            or not left.volatile
-            or not inside(instead, view.crashed)
-        ):
+        instead = {seq for seq in left.volatile if view.evicted < seq <= left.evict_floor}
+        if not instead or not inside(ranges_of(instead), view.crashed):
             return f"announced as evicted up to {view.evicted}, {left.evict_floor} was due"
     must = [*left.gaps, *beyond, *ranges_of(lost)]
     must = [(max(a, view.evicted + 1), b) for a, b in must if b > view.evicted]

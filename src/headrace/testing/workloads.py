@@ -90,6 +90,33 @@ def rotation(stage: Stage) -> None:
     driver.finish()
 
 
+def automatic(stage: Stage) -> None:
+    """Checkpoints that nobody asks for, in the midst of appends."""
+    driver = stage.open()
+    for turn in range(40):
+        name = ("f", "d")[stage.dice.below(2)]
+        config = FSYNC if name == "f" else DISK
+        driver.append(name, *stage.records(2, 1_500, tagged=True), config=config)
+        if turn % 7 == 6:
+            driver.delete(name, before_seq=turn)
+        stage.pace(driver)
+    driver.finish()
+
+
+def replay(stage: Stage) -> None:
+    """More in the log than a recovery may hold in memory."""
+    driver = stage.open()
+    for turn in range(26):
+        name = ("f", "d", "e")[turn % 3]
+        config = OF_CLASS[("fsync", "disk", "ephemeral")[turn % 3]]
+        driver.append(name, NewRecord(stage.dice.bytes(70 * KIB), "a"), config=config)
+        if turn in (10, 20):
+            driver.finish()
+            driver.delete(name, before_seq=3)
+        stage.pace(driver)
+    driver.finish()
+
+
 def reserve(stage: Stage) -> None:
     """More seqs than were reserved at creation, several times over."""
     driver = stage.open()
@@ -404,15 +431,17 @@ class Workload:
 
 _MERGES = MergePolicy(fan_in=2, own_rows_min=1_000, own_bytes_min=1 << 20)
 _OWN = MergePolicy(fan_in=2, own_rows_min=6, own_bytes_min=1_000, own_topics_max=4)
+_EAGER = replace(SMALL, checkpoint_wal_bytes=24 * KIB)
 _COLD = replace(SMALL, hot_retain_segments=1)
 _PLAIN = (
     append_fsync, append_disk, append_memory, append_ephemeral, append_classes, batch, rotation,
-    reserve, checkpoint, delete, snapshots, lifecycle, configure, retention, idempotency, closing,
-    recovery,
+    reserve, replay, checkpoint, delete, snapshots, lifecycle, configure, retention, idempotency,
+    closing, recovery,
 )  # fmt: skip
 
 WORKLOADS: dict[str, Workload] = {
     **{run.__name__: Workload(run) for run in _PLAIN},
+    "automatic": Workload(automatic, Setup(_EAGER, _MERGES)),
     "merge": Workload(merge, Setup(policy=_MERGES)),
     "seal_own": Workload(seal_own, Setup(policy=_OWN)),
     "relocate": Workload(relocate, Setup(_COLD, _OWN, cold=True)),
