@@ -20,8 +20,9 @@ from bench.measure import (
 )
 from headrace.engine.engine import Engine
 
-# Without a seal on the way (less than the replay memory), and of one and four times that.
-SHORT = 350_000
+# All within the replay memory, and, with less of it, logs that are sealed on the way.
+WHOLE = 2_000_000
+WHOLE_REPLAY_BYTES = 1 << 29
 LONG = 1_600_000
 LONGER = 4 * LONG
 REPLAY_BYTES = 64 << 20
@@ -30,19 +31,23 @@ REPLAY_BYTES = 64 << 20
 def run(directory: str, quick: bool) -> dict[str, Measured]:
     scale = 50 if quick else 1
     found = {}
-    for name, records in (("short", SHORT), ("long", LONG), ("longer", LONGER)):
+    cases = (
+        ("whole", WHOLE, WHOLE_REPLAY_BYTES),
+        ("long", LONG, REPLAY_BYTES),
+        ("longer", LONGER, REPLAY_BYTES),
+    )
+    for name, records, replay_bytes in cases:
         place = f"{directory}/{name}"
-        replay_bytes = max(1 << 20, REPLAY_BYTES // scale)
         step("case_recovery:fill_and_die", directory=place, records=records // scale)
         found[name] = step(
             "case_recovery:replay",
             directory=place,
             records=records // scale,
-            replay_bytes=replay_bytes,
+            replay_bytes=max(1 << 20, replay_bytes // scale),
         )
     return {
-        "recovery": found["short"]["rate"],
-        "recovery_cpu": found["short"]["cpu_rate"],
+        "recovery": found["whole"]["rate"],
+        "recovery_cpu": found["whole"]["cpu_rate"],
         "recovery_sealing": found["long"]["rate"],
         "recovery_memory": found["long"]["memory"],
         "recovery_memory_ratio": found["longer"]["memory"] / found["long"]["memory"],

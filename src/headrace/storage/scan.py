@@ -31,6 +31,7 @@ from headrace.storage.fs import File, Filesystem
 from headrace.storage.wal_file import file_path, first_position, index_of
 
 WINDOW_BYTES = 1 << 20
+_ZEROS = bytes(WINDOW_BYTES)
 
 # kind, entry, shard position of its batch
 OnEntry = Callable[[int, bytes], None]
@@ -222,7 +223,7 @@ class ShardScanner:
         """Whether anything but zeros follows the last whole batch."""
         while end < window.size:
             chunk = window.get(end, min(self._window_bytes, window.size - end))
-            if not chunk or chunk.count(0) != len(chunk):
+            if not chunk or not _is_zero(chunk):
                 return True
             end += len(chunk)
         return False
@@ -269,12 +270,17 @@ class ShardScanner:
         )
 
 
+def _is_zero(chunk: bytes) -> bool:
+    return chunk == _ZEROS[: len(chunk)] if len(chunk) <= WINDOW_BYTES else not any(chunk)
+
+
 def headers_after(window: Window, offset: int) -> Iterator[tuple[int, BatchHeader]]:
     """Every header with a right hash from `offset` on, in order."""
     at = offset - offset % 8
     while at < window.size:
         chunk = window.get(at, min(WINDOW_BYTES, window.size - at))
-        found = chunk.find(BATCH_MAGIC)
+        # Most of what is looked at was never written to, and comparing is ten times as fast.
+        found = -1 if _is_zero(chunk) else chunk.find(BATCH_MAGIC)
         while found >= 0:
             if (at + found) % 8 == 0:
                 batch = decode_batch_header(window.get(at + found, BATCH_HEADER_BYTES), 0)
