@@ -151,7 +151,8 @@ def test_a_kill_during_a_checkpoint_and_a_power_loss_after_the_next_start(
         second.append("a", [8]).result()
         expected = view(second)
         again = disk_of(second)
-        third = start(again.image(again.position, mode, position), policy=MERGING)  # type: ignore[arg-type]
+        left = again.image(again.position, mode, position)  # type: ignore[arg-type]
+        third = start(left, policy=MERGING)
         found = view(third)
         assert {name: found[name] for name in ("a", "c")} == {
             name: expected[name] for name in ("a", "c")
