@@ -105,13 +105,13 @@ def prefixes(
                 step.apply(topic)
             if shed:
                 shed |= topic.gone_after(view.records)
-                topic.delete(shed)
+                topic.lose(shed)
         if length >= least:
             yield from ((length, topic, shed) for topic, shed in topics)
         if length >= sure and loss != "none":
             topic = topics[0][0].copy()
             shed = topic.gone_after(view.records)
-            topic.delete(shed)
+            topic.lose(shed)
             topics += [(topic, shed)] if shed else []
 
 

@@ -141,6 +141,7 @@ class TopicModel:
     keys: dict[str, Stored] = field(default_factory=dict)
     producers: dict[str, tuple[int, int, Stored]] = field(default_factory=dict)
     volatile: set[int] = field(default_factory=set)  # seqs of records that need not be stored
+    silent: set[int] = field(default_factory=set)  # seqs that somebody deleted
     reclassed: bool = False  # the class has changed, so that some of those may be stored yet
     bytes: int = 0
 
@@ -151,6 +152,7 @@ class TopicModel:
         other.keys = dict(self.keys)
         other.producers = dict(self.producers)
         other.volatile = set(self.volatile)
+        other.silent = set(self.silent)
         return other
 
     @property
@@ -231,6 +233,10 @@ class TopicModel:
 
     # Losing
 
+    def lose(self, seqs: Iterable[int]) -> None:
+        """A crash took these."""
+        self._remove(seq for seq in list(seqs) if seq in self.live)
+
     def gone_after(self, seen: Collection[int]) -> set[int]:
         """Records that a crash took, when these are the ones seen after it.
 
@@ -282,7 +288,9 @@ class TopicModel:
         ]
 
     def delete(self, seqs: Iterable[int]) -> int:
-        return self._remove(seq for seq in list(seqs) if seq in self.live)
+        seqs = [seq for seq in seqs if seq in self.live]
+        self.silent.update(seqs)
+        return self._remove(seqs)
 
     # Reading
 

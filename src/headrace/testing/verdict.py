@@ -32,7 +32,7 @@ def mismatch(
     lost: set[int] = set()
     if loss != "none":
         lost = left.gone_after(view.records)
-        left.delete(lost)
+        left.lose(lost)
     durability = left.config.durability
     may_skip = loss == "power" and durability != FSYNC
     may_skip = may_skip or (loss == "kill" and durability == EPHEMERAL)
@@ -58,7 +58,8 @@ def _announcements(left: TopicModel, view: TopicView, lost: Set[int]) -> str | N
         return f"announced as evicted up to {view.evicted}, {left.evict_floor} was due"
     if view.evicted < left.evict_floor:
         # The floor of a class that is never stored goes with its records, as a crash range.
-        instead = {seq for seq in left.volatile if view.evicted < seq <= left.evict_floor}
+        gone = left.volatile - left.silent
+        instead = {seq for seq in gone if view.evicted < seq <= left.evict_floor}
         if not instead or not inside(ranges_of(instead), view.crashed):
             return f"announced as evicted up to {view.evicted}, {left.evict_floor} was due"
     must = [*left.gaps, *beyond, *ranges_of(lost)]
