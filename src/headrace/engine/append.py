@@ -89,8 +89,8 @@ class Appender:
         shard = core.shard_of(topic.id)
         if not created:
             core.refuse_writes(shard)
-        if topic.config.durability == EPHEMERAL:
-            core.refuse_ephemeral(size)
+            if topic.config.durability == EPHEMERAL:
+                core.refuse_ephemeral(size)
         check_room(core, topic, batch, size)
         pending = self._stage(topic, batch, how, ticket, created, size, shard)
         if topic.config.durability == EPHEMERAL and not topic.changing:
@@ -125,6 +125,8 @@ class Appender:
         if config.discard == "reject":
             refuse_oversized(name, config, batch, size)
         check_quota(self._core, size)
+        if config.durability == EPHEMERAL:
+            self._core.refuse_ephemeral(size)
         if how.idempotency_key is not None:
             self._core.keys.refuse_if_full(self._core.clock.now_ms(), len(self._in_flight))
         if how.producer is not None:

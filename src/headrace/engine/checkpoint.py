@@ -399,7 +399,6 @@ class _Checkpoint:
 
     def _write_keys(self) -> KeyFileMeta:
         core = self._core
-
         window_ms = max(core.keys.window_of(row.topic_id) for row in self._keys)
         return write_keys(core.fs, self._files.next_file_id(), self._keys, window_ms=window_ms)
 
@@ -415,7 +414,7 @@ class _Checkpoint:
         self._core.runtime.submit(
             LANE,
             lambda: [files.open_cold(tiers.relocate(meta)) for meta in movable],
-            self._relocated,
+            self._guarded(self._relocated),
         )
 
     # 6. The cold tier

@@ -1,8 +1,8 @@
 """What the parts of the engine share: the topics, the log, the sealed files and the totals.
 
 Only this file finds a topic by name, routes it to a shard and counts what is in memory.  The parts
-(append, read, delete, lifecycle, checkpoint, recovery) each hold the one `Core`; none of them holds
-another.  Everything here belongs to the loop thread.
+(append, read, delete, lifecycle, checkpoint, recovery) each hold the one `Core`, and are handed the
+few other parts they use.  Everything here belongs to the loop thread.
 """
 
 from __future__ import annotations
