@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cli.serve import GC_THRESHOLDS
-from headrace.core.config import Settings
+from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.storage.block import Batch
 

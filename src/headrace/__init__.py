@@ -20,9 +20,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.core.config import Settings as Settings
     from headrace.core.errors import HeadraceError as HeadraceError
     from headrace.core.runtime import Ticket as Ticket
+    from headrace.core.settings import Settings as Settings
     from headrace.engine.append import Appended as Appended
     from headrace.engine.deleting import DeleteResult as DeleteResult
     from headrace.engine.deleting import TagMatch as TagMatch
@@ -50,7 +50,7 @@ _HOMES = {
     "ProducerClaim": "engine.idempotency",
     "Put": "engine.lifecycle",
     "Record": "storage.block",
-    "Settings": "core.config",
+    "Settings": "core.settings",
     "TagMatch": "engine.deleting",
     "Ticket": "core.runtime",
     "Tombstone": "engine.reading",

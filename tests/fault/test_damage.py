@@ -12,9 +12,9 @@ from typing import NamedTuple
 import pytest
 
 from headrace.core.clock import ManualClock, SeededRandom
-from headrace.core.config import Settings
 from headrace.core.errors import SegmentCorrupt
 from headrace.core.runtime import StepRuntime
+from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.storage.block import Batch
 from headrace.storage.merge import MergePolicy

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from headrace.core.clock import ManualClock, SeededRandom
-from headrace.core.config import Settings
 from headrace.core.errors import CorruptionError, HeadraceError, Internal, NotReady
 from headrace.core.runtime import StepRuntime, Ticket
+from headrace.core.settings import Settings
 from headrace.engine.append import Appended
 from headrace.engine.engine import Engine
 from headrace.testing.faultfs import Action, Fault, FaultFilesystem, FaultPlan

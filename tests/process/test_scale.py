@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.core.clock import ManualClock, SeededRandom
-from headrace.core.config import Settings
 from headrace.core.limits import MIB
 from headrace.core.runtime import StepRuntime
+from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.storage.block import Batch
 from headrace.storage.merge import MergePolicy

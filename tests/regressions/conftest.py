@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headrace.core.clock import ManualClock, SeededRandom
-from headrace.core.config import Settings
 from headrace.core.runtime import StepRuntime
+from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.storage.fs import Filesystem
 from headrace.storage.merge import MergePolicy

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headrace.core.clock import ManualClock, SeededRandom
-from headrace.core.config import Settings
 from headrace.core.errors import Throttled
 from headrace.core.runtime import StepRuntime
+from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.testing.simdisk import SimDisk
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TextIO
 from headrace.cli.options import Verb, print_json, settings_of
 from headrace.core import config
 from headrace.core.clock import Clock, SystemClock, SystemRandom
-from headrace.core.config import Settings
 from headrace.core.errors import ConfigError, DataDirLocked, InvalidRequest, NotReady
+from headrace.core.settings import RULES, Settings
 from headrace.storage.fs import Filesystem, RealFilesystem
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ def _progress() -> Iterator[ProgressBar]:
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
     """The few settings that say where data is; each is also a HEADRACE_* variable."""
-    parser.set_defaults(**{f"setting_{name}": None for name in config.RULES})
+    parser.set_defaults(**{f"setting_{name}": None for name in RULES})
     parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
     for name in ("data_dir", "cold_url"):
-        rule = config.RULES[name]
+        rule = RULES[name]
         parser.add_argument(
             config.flag_of(name), dest=f"setting_{name}", metavar="PLACE", help=rule.doc
         )

@@ -20,6 +20,7 @@ from headrace.cli import data
 from headrace.cli.options import Verb, add_settings, print_json, print_table, settings_of
 from headrace.core import config
 from headrace.core.errors import ConfigError, HeadraceError, typed
+from headrace.core.settings import RULES
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -35,7 +36,7 @@ def _config_show(options: argparse.Namespace) -> int:
     found = settings_of(options)
     if options.json:
         document: dict[str, object] = {}
-        for name in config.RULES:
+        for name in RULES:
             value = getattr(found.settings, name)
             document[name] = (
                 {"value": value, "origin": found.origins[name]} if options.origin else value

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from headrace.core import config
 from headrace.core.errors import ConfigError
+from headrace.core.settings import DEFAULTS, RULES
 from headrace.storage.fs import RealFilesystem, read_file
 
 
@@ -29,21 +30,19 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     """A flag for each setting, and `--config`; `settings_of` reads them."""
     group = parser.add_argument_group("settings", "each is also a HEADRACE_* variable")
     group.add_argument("--config", metavar="FILE", help="a TOML file of settings")
-    for name, rule in config.RULES.items():
+    for name, rule in RULES.items():
         group.add_argument(
             config.flag_of(name),
             dest=f"setting_{name}",
             metavar=rule.kind.upper(),
-            help=f"{rule.doc} (default: {config.show_value(name, config.DEFAULTS[name])})",
+            help=f"{rule.doc} (default: {config.show_value(name, DEFAULTS[name])})",
         )
 
 
 def settings_of(options: argparse.Namespace) -> config.Configuration:
     """The settings of a verb whose arguments came from `add_settings`."""
     flags = {
-        name: value
-        for name in config.RULES
-        if (value := getattr(options, f"setting_{name}")) is not None
+        name: value for name in RULES if (value := getattr(options, f"setting_{name}")) is not None
     }
     return config.load(flags, os.environ, _config_file(options.config))
 

@@ -18,7 +18,7 @@ import sys
 import headrace
 from headrace.cli.options import print_json, settings_of
 from headrace.core.clock import EngineClock, SystemClock
-from headrace.core.config import Settings
+from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.server.probe import Answer, Probe, ProbeProtocol, error_body
 from headrace.storage.fs import RealFilesystem, write_file_durably

@@ -74,6 +74,69 @@ class RecordTooLarge(ClientError):
     code = "record_too_large"
 
 
+class Unauthorized(ClientError):
+    """No key, or none that this server knows."""
+
+    code = "unauthorized"
+    status = 401
+
+
+class Forbidden(ClientError):
+    """The key is known and may not do this."""
+
+    code = "forbidden"
+    status = 403
+
+
+class NotFound(ClientError):
+    """No such route, or no such watch session."""
+
+    code = "not_found"
+    status = 404
+
+
+class MethodNotAllowed(ClientError):
+    """The path exists, with other methods; detail `allow`."""
+
+    code = "method_not_allowed"
+    status = 405
+
+
+class NotAcceptable(ClientError):
+    """The caller accepts no form that this route answers in."""
+
+    code = "not_acceptable"
+    status = 406
+
+
+class RequestTimeout(ClientError):
+    """The rest of a request did not arrive in time."""
+
+    code = "request_timeout"
+    status = 408
+
+
+class PayloadTooLarge(ClientError):
+    """The body is larger than `body_bytes_max`."""
+
+    code = "payload_too_large"
+    status = 413
+
+
+class UnsupportedMediaType(ClientError):
+    """The body is in a form that this route does not read."""
+
+    code = "unsupported_media_type"
+    status = 415
+
+
+class HeadersTooLarge(ClientError):
+    """Request line and headers are larger than `header_bytes_max`."""
+
+    code = "headers_too_large"
+    status = 431
+
+
 class TopicNotFound(ClientError):
     """No such topic, and this call does not create one."""
 

@@ -1,9 +1,9 @@
 """The bounds nobody can configure: one name for each, and how they relate.
 
-A bound that an operator may change is a setting (`core/config.py`); one that is part of a protocol,
-of a file format or of what the engine can represent is here.  The asserts run at import, so a
-change that breaks a relation stops the first test and not a server.  On-disk widths belong to the
-file that writes them.
+A bound that an operator may change is a setting (`core/settings.py`); one that is part of a
+protocol, of a file format or of what the engine can represent is here.  The asserts run at import,
+so a change that breaks a relation stops the first test and not a server.  On-disk widths belong to
+the file that writes them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,9 @@ def is_seq(value: object) -> bool:
 
 
 # Requests.
-topics_per_watch_max: Final = 256
-page_size_default: Final = 100
-page_size_max: Final = 1_000
 claims_per_request_max: Final = 1_000
 heartbeat_ms_min: Final = 1_000
 heartbeat_ms_max: Final = 60_000
-session_ttl_ms: Final = 300_000
 lease_ms_min: Final = 100
 lease_ms_max: Final = 86_400_000
 claim_jitter_ms_max: Final = 5_000
@@ -56,8 +52,7 @@ reader_threads_max: Final = 64
 
 assert native_topic_name_bytes_max < topic_name_bytes_max
 assert all(len(prefix) < topic_name_bytes_max for prefix in reserved_topic_prefixes)
-assert page_size_default <= page_size_max
-assert heartbeat_ms_min < heartbeat_ms_max < session_ttl_ms
+assert heartbeat_ms_min < heartbeat_ms_max
 assert lease_ms_min < lease_ms_max
 assert claim_jitter_ms_max < lease_ms_max
 assert nack_delay_ms_max <= lease_ms_max

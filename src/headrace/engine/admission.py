@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.core.config import Settings
 from headrace.core.errors import (
     BatchTooLarge,
     InvalidRequest,
@@ -19,6 +18,7 @@ from headrace.core.errors import (
     TopicFull,
 )
 from headrace.core.limits import is_seq, producer_id_bytes_max, seq_max
+from headrace.core.settings import Settings
 from headrace.engine import retention
 from headrace.engine.core_state import Core
 from headrace.engine.idempotency import ProducerClaim

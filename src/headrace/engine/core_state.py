@@ -15,7 +15,6 @@ from typing import TypeVar
 from xxhash import xxh3_64_intdigest
 
 from headrace.core.clock import EngineClock, Random
-from headrace.core.config import Settings
 from headrace.core.errors import (
     CorruptionError,
     HeadraceError,
@@ -27,6 +26,7 @@ from headrace.core.errors import (
 )
 from headrace.core.limits import topic_name_bytes_max
 from headrace.core.runtime import Runtime, Thunk, Ticket
+from headrace.core.settings import Settings
 from headrace.engine.idempotency import KeyIndex
 from headrace.engine.topic import Sealed, Topic
 from headrace.engine.topic_config import EPHEMERAL

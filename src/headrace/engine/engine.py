@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from headrace.core.clock import Random, SystemRandom
-from headrace.core.config import Settings
 from headrace.core.errors import HeadraceError, InvalidRequest
 from headrace.core.runtime import LoopRuntime, Runtime, ThreadRuntime, Ticket
+from headrace.core.settings import Settings
 from headrace.engine import retention
 from headrace.engine.admission import PLAIN, Append
 from headrace.engine.append import Appended, Appender

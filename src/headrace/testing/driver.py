@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from headrace.core.clock import Clock, ManualClock, SeededRandom
-from headrace.core.config import Settings
 from headrace.core.errors import HeadraceError
 from headrace.core.limits import KIB, MIB
 from headrace.core.runtime import Done, StepRuntime, Ticket
+from headrace.core.settings import Settings
 from headrace.engine.append import Appended
 from headrace.engine.deleting import DeleteResult
 from headrace.engine.engine import Engine

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headrace.core.clock import SeededRandom
-from headrace.core.config import Settings
 from headrace.core.limits import KIB, MIB
 from headrace.core.runtime import Ticket
+from headrace.core.settings import Settings
 from headrace.engine.append import Appended
 from headrace.engine.deleting import DeleteResult
 from headrace.engine.engine import Engine

@@ -14,7 +14,7 @@ import pytest
 from headrace.cli.data import BAR_CELLS, ProgressBar
 from headrace.cli.main import main
 from headrace.core.clock import ManualClock
-from headrace.core.config import Settings
+from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 
 Capture = pytest.CaptureFixture[str]

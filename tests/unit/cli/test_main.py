@@ -12,7 +12,7 @@ import pytest
 import headrace
 from headrace.cli.main import VERBS, build_parser, main
 from headrace.core import config
-from headrace.core.config import Settings
+from headrace.core.settings import Settings
 
 
 def test_config_show_prints_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,9 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from headrace.core import config
-from headrace.core.config import Settings, load
+from headrace.core.config import load
 from headrace.core.errors import ConfigError
+from headrace.core.settings import Settings
 
 MIB = 1 << 20
 

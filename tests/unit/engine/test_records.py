@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.clock import ManualClock, SeededRandom
-from headrace.core.config import Settings
 from headrace.core.runtime import StepRuntime
+from headrace.core.settings import Settings
 from headrace.engine.engine import Engine, make_batch
 from headrace.storage.block import KIND_BYTES, KIND_COMMAND, KIND_JSON, KIND_MIXED, Batch, Record
 from headrace.testing.simdisk import SimDisk

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from headrace.core.clock import ManualClock, SeededRandom
-from headrace.core.config import Settings
 from headrace.core.errors import (
     CorruptionError,
     DataDirLocked,
@@ -19,6 +18,7 @@ from headrace.core.errors import (
     WalCorrupt,
 )
 from headrace.core.runtime import StepRuntime
+from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.engine.idempotency import ProducerClaim
 from headrace.storage.block import Batch

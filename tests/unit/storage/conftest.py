@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pytest
 
 from headrace.core.clock import ManualClock, SeededRandom
-from headrace.core.config import Settings
 from headrace.core.errors import HeadraceError, TopicNotFound
 from headrace.core.runtime import StepRuntime
+from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.storage.check import check
 from headrace.storage.findings import Report

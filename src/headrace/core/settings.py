@@ -1,0 +1,320 @@
+"""Every setting: its name, default, bounds and meaning.
+
+Only this file knows a setting.  A value out of its bounds, and two settings that contradict each
+other, are refused here, whoever made them; `core/config.py` finds the values.
+"""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal, get_type_hints
+
+from headrace.core import limits
+from headrace.core.errors import ConfigError
+from headrace.core.limits import KIB, MIB
+
+Value = str | int  # a flag is a bool, which is an int
+
+COLD_SCHEMES = ("s3", "gs", "file")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a setting may be."""
+
+    doc: str
+    kind: Literal["text", "size", "duration", "count", "flag"]
+    low: int = 1
+    high: int | None = None
+    choices: tuple[str, ...] = ()
+    secret: bool = False  # never shown
+    variables: tuple[str, ...] = ()  # the first is the documented one; HEADRACE_<NAME> if empty
+
+
+def _text(
+    doc: str,
+    *,
+    choices: tuple[str, ...] = (),
+    secret: bool = False,
+    variables: tuple[str, ...] = (),
+) -> Rule:
+    return Rule(doc, "text", choices=choices, secret=secret, variables=variables)
+
+
+def _flag(doc: str) -> Rule:
+    return Rule(doc, "flag", 0, 1)
+
+
+def _size(doc: str, low: int = 1, *, variables: tuple[str, ...] = ()) -> Rule:
+    return Rule(doc, "size", low, variables=variables)
+
+
+def _duration(doc: str, low: int = 1, high: int | None = None) -> Rule:
+    return Rule(doc, "duration", low, high)
+
+
+def _count(doc: str, low: int = 1, high: int | None = None) -> Rule:
+    return Rule(doc, "count", low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings of one process; valid once constructed.
+
+    >>> Settings(port=0).port
+    0
+    >>> Settings(port=70_000)
+    Traceback (most recent call last):
+    headrace.core.errors.ConfigError: port is 70000; use 65535 or less
+    """
+
+    # What a person sets.
+    data_dir: Annotated[str, _text("Directory that holds everything stored.")] = "./headrace-data"
+    host: Annotated[str, _text("Address to listen on: a host, or host:port.")] = "127.0.0.1"
+    port: Annotated[int, _count("TCP port to listen on; 0 takes a free one.", 0, 65_535)] = 4000
+    port_file: Annotated[str, _text("File that gets the port once ready; empty: none.")] = ""
+    log: Annotated[
+        str, _text("Least severe log level shown.", choices=("debug", "info", "warning", "error"))
+    ] = "info"
+    cold_url: Annotated[
+        str,
+        _text(
+            "Where old segments go: a directory, or an s3:// or gs:// address; empty: nowhere.",
+            variables=("HEADRACE_COLD_URL", "HEADRACE_COLD_DIR"),
+        ),
+    ] = ""
+
+    # Who may connect, and from where.
+    api_keys: Annotated[
+        str,
+        _text("Bearer keys, `key[:scopes[:prefixes]]`, by commas; none: no auth.", secret=True),
+    ] = ""
+    allow_insecure_no_auth: Annotated[
+        bool, _flag("Serve beyond this machine although there are no keys.")
+    ] = False
+    probe_auth: Annotated[bool, _flag("Ask for a key on health and ready, too.")] = False
+    cors_origins: Annotated[
+        str, _text("Origins of web pages that may call, by commas, or `*`; empty: none.")
+    ] = ""
+    allowed_hosts: Annotated[
+        str, _text("More names by which this server may be addressed without keys, by commas.")
+    ] = ""
+    tls_cert: Annotated[str, _text("Certificate chain, a PEM file; empty: no TLS.")] = ""
+    tls_key: Annotated[str, _text("Private key of the certificate, a PEM file.")] = ""
+
+    # Connections and requests in progress.
+    max_connections: Annotated[int, _count("Most connections at once.")] = 20_000
+    header_bytes_max: Annotated[int, _size("Request line and headers of one request.", KIB)] = (
+        64 * KIB
+    )
+    header_timeout_ms: Annotated[int, _duration("Time for a request's headers to arrive.")] = 60_000
+    body_timeout_ms: Annotated[int, _duration("Time without a byte of a body.")] = 30_000
+    idle_timeout_ms: Annotated[int, _duration("Time a connection may rest.")] = 120_000
+    write_timeout_ms: Annotated[
+        int, _duration("Time without a byte taken by a client that is being answered.")
+    ] = 30_000
+    slow_consumer_timeout_ms: Annotated[
+        int, _duration("Time a stream may be stuck before it is closed; it can be resumed.")
+    ] = 30_000
+    drain_timeout_ms: Annotated[int, _duration("Time for requests to end at a stop.", 0)] = 10_000
+    pipeline_requests_max: Annotated[int, _count("Requests of a connection in progress.")] = 64
+    parked_requests_max: Annotated[int, _count("Requests that wait for recovery.", 0)] = 1_000
+    parked_ms_max: Annotated[int, _duration("Time a request waits for recovery.", 0)] = 5_000
+    request_memory_bytes_max: Annotated[
+        int, _size("Bodies of all requests that are arriving.", MIB)
+    ] = 512 * MIB
+    response_memory_bytes_max: Annotated[
+        int, _size("Answers of all connections that clients have not taken yet.", MIB)
+    ] = 32 * MIB
+    stream_pending_bytes: Annotated[
+        int, _size("Bytes a stream may have pending before it waits.", KIB)
+    ] = 256 * KIB
+    compress_bytes_min: Annotated[int, _size("Smallest answer that is compressed.")] = KIB
+    http2_streams_max: Annotated[int, _count("Streams of one HTTP/2 connection.")] = 1_024
+    http2_ping_ms: Annotated[int, _duration("Time between HTTP/2 pings, and for an answer.")] = (
+        20_000
+    )
+    websocket_message_bytes_max: Annotated[int, _size("One WebSocket message.", KIB)] = 64 * MIB
+
+    # The write-ahead log.
+    wal_shards: Annotated[
+        int, _count("Logs written side by side; recovery accepts any.", 1, limits.wal_shards_max)
+    ] = 1
+    wal_file_bytes: Annotated[int, _size("Size of one log file.", 64 * KIB)] = 128 * MIB
+    wal_batch_bytes_max: Annotated[int, _size("Most bytes one group commit holds.", 4 * KIB)] = (
+        4 * MIB
+    )
+    wal_pending_bytes_max: Annotated[int, _size("Most bytes waiting for the log.", 4 * KIB)] = (
+        64 * MIB
+    )
+    sync_interval_ms: Annotated[
+        int, _duration("Longest time until classes `memory` and `disk` are synced.", 1, 60_000)
+    ] = 50
+
+    # Checkpoints and segments.
+    checkpoint_wal_bytes: Annotated[int, _size("Log bytes that start a checkpoint.")] = 64 * MIB
+    checkpoint_age_ms: Annotated[int, _duration("Age that starts a checkpoint.")] = 600_000
+    segment_max_events: Annotated[
+        int, _count("Rows in shared files that give a topic segments of its own.")
+    ] = 10_000
+    segment_max_bytes: Annotated[int, _size("Most payload bytes of a topic's segment.")] = 64 * MIB
+    segment_max_age_ms: Annotated[
+        int, _duration("Age of unsealed rows that seals a topic's segment.")
+    ] = 3_600_000
+    hot_retain_segments: Annotated[
+        int, _count("Own segments a topic keeps on local disk; 0: no bound.", 0)
+    ] = 4
+    hot_retain_bytes: Annotated[
+        int, _size("Sealed bytes a topic keeps on local disk; 0: no bound.", 0)
+    ] = 0
+
+    # Memory and threads.
+    memory_budget_bytes: Annotated[
+        int, _size("Memory for unsealed records, indexes and caches together.", MIB)
+    ] = 512 * MIB
+    read_cache_bytes: Annotated[int, _size("Verified segment blocks kept.", 0)] = 128 * MIB
+    tag_index_bytes_max: Annotated[int, _size("Index of the tags of unsealed records.", 0)] = (
+        64 * MIB
+    )
+    replay_memory_bytes: Annotated[int, _size("Memory for replay at start.", MIB)] = 64 * MIB
+    reader_threads: Annotated[
+        int, _count("Threads that read from disk.", 1, limits.reader_threads_max)
+    ] = 2
+
+    # Caps on the whole.
+    idempotency_entries_max: Annotated[
+        int, _count("Idempotency keys remembered; a full table answers 429.")
+    ] = 1_000_000
+    max_topics: Annotated[int, _count("Most topics; 0: no bound.", 0)] = 100_000
+    max_total_bytes: Annotated[int, _size("Most live bytes of all topics; 0: no bound.", 0)] = 0
+
+    max_routers: Annotated[int, _count("Most routers; 0: no bound.", 0)] = 10_000
+    max_watch_sessions: Annotated[int, _count("Most watch sessions; 0: no bound.", 0)] = 10_000
+    max_sse_connections: Annotated[
+        int, _count("Most SSE and WebSocket connections; 0: no bound.", 0)
+    ] = 10_000
+    max_sse_connections_per_key: Annotated[
+        int, _count("The same for one API key; 0: no bound.", 0)
+    ] = 1_000
+    max_inflight_per_key: Annotated[
+        int, _count("Requests in progress of one API key; 0: no bound.", 0)
+    ] = 1_000
+
+    # Limits on one request.
+    records_per_append_max: Annotated[int, _count("Records in one append.")] = 10_000
+    record_bytes_max: Annotated[int, _size("Data and meta of one record.")] = MIB
+    body_bytes_max: Annotated[
+        int, _size("Body of one request.", variables=("HEADRACE_MAX_BODY_BYTES",))
+    ] = 64 * MIB
+    meta_bytes_max: Annotated[int, _size("Meta of one record.")] = 16 * KIB
+    meta_keys_max: Annotated[int, _count("Top-level keys in meta.")] = 64
+    tag_bytes_max: Annotated[int, _size("A tag.")] = 256
+    node_bytes_max: Annotated[int, _size("A node name.")] = 128
+    idempotency_key_bytes_max: Annotated[int, _size("An idempotency key.")] = 256
+    read_limit_default: Annotated[int, _count("Records in a read that names no limit.")] = 256
+    read_limit_max: Annotated[int, _count("Records in one read.")] = 1_000
+    wait_ms_max: Annotated[int, _duration("Longest wait of a long poll.", 0)] = 30_000
+    read_bytes_default: Annotated[int, _size("Bytes in a read that names no budget.")] = MIB
+    read_bytes_max: Annotated[int, _size("Bytes in one read.")] = 8 * MIB
+    arrow_rows_max: Annotated[int, _count("Rows in one Arrow body.")] = 65_536
+    arrow_bytes_max: Annotated[int, _size("Bytes in one Arrow answer.")] = 64 * MIB
+    page_size_default: Annotated[int, _count("Items in a list that names no size.")] = 100
+    page_size_max: Annotated[int, _count("Items in one list.")] = 1_000
+    topics_per_watch_max: Annotated[int, _count("Topics in one watch.")] = 256
+    heartbeat_ms_default: Annotated[int, _duration("Heartbeat of a watch that names none.")] = (
+        15_000
+    )
+    watch_session_ttl_ms: Annotated[int, _duration("Time an unused watch session is kept.")] = (
+        300_000
+    )
+    manifest_pin_ms: Annotated[int, _duration("Time the files of a manifest are kept.")] = 600_000
+    manifest_pins_max: Annotated[int, _count("Manifests whose files are kept at once.")] = 10_000
+
+    def __post_init__(self) -> None:
+        for name, rule in RULES.items():
+            check_value(name, rule, getattr(self, name))
+        check_relations(asdict(self), lambda name: name)
+
+
+RULES: Mapping[str, Rule] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(Settings, include_extras=True).items()
+}
+
+
+def check_value(label: str, rule: Rule, value: Value) -> None:
+    if rule.kind == "flag":
+        if not isinstance(value, bool):
+            raise ConfigError(f"{label} is {value!r}", fix="give true or false")
+        return
+    if isinstance(value, bool) or isinstance(value, str) != (rule.kind == "text"):
+        wanted = "text" if rule.kind == "text" else "a whole number"
+        raise ConfigError(f"{label} is {value!r}", fix=f"give {wanted}")
+    if isinstance(value, str):
+        if rule.choices and value not in rule.choices:
+            raise ConfigError(f"{label} is {value!r}", fix=f"use one of {', '.join(rule.choices)}")
+    elif value < rule.low:
+        raise ConfigError(f"{label} is {value}", fix=f"use {rule.low} or more")
+    elif rule.high is not None and value > rule.high:
+        raise ConfigError(f"{label} is {value}", fix=f"use {rule.high} or less")
+
+
+# Each pair: the first must not be above the second.
+_ORDERED = (
+    ("wal_batch_bytes_max", "wal_file_bytes"),
+    ("wal_batch_bytes_max", "wal_pending_bytes_max"),
+    ("record_bytes_max", "body_bytes_max"),
+    ("meta_bytes_max", "record_bytes_max"),
+    ("read_limit_default", "read_limit_max"),
+    ("read_bytes_default", "read_bytes_max"),
+    ("read_bytes_max", "arrow_bytes_max"),
+    ("page_size_default", "page_size_max"),
+    ("body_bytes_max", "request_memory_bytes_max"),
+    ("read_cache_bytes", "memory_budget_bytes"),
+    ("tag_index_bytes_max", "memory_budget_bytes"),
+)
+
+
+def check_relations(values: Mapping[str, Value], label: Callable[[str], str]) -> None:
+    for small, large in _ORDERED:
+        below, above = values[small], values[large]
+        assert isinstance(below, int)
+        assert isinstance(above, int)
+        if below > above:
+            raise ConfigError(
+                f"{label(small)} ({below}) is above {label(large)} ({above})",
+                fix=f"lower {small} or raise {large}",
+                detail={"settings": [small, large]},
+            )
+    if not values["data_dir"]:
+        raise ConfigError(f"{label('data_dir')} is empty", fix="name a directory")
+    if bool(values["tls_cert"]) != bool(values["tls_key"]):
+        raise ConfigError(
+            f"{label('tls_cert')} and {label('tls_key')}: only one of them is set",
+            fix="set both, or neither",
+            detail={"settings": ["tls_cert", "tls_key"]},
+        )
+    _check_cold(str(values["cold_url"]), str(values["data_dir"]), label)
+
+
+def _check_cold(cold_url: str, data_dir: str, label: Callable[[str], str]) -> None:
+    scheme, separator, _ = cold_url.partition("://")
+    if separator and scheme not in COLD_SCHEMES:
+        raise ConfigError(
+            f"{label('cold_url')} has the scheme {scheme!r}",
+            fix=f"use a directory or one of {', '.join(s + '://' for s in COLD_SCHEMES)}",
+        )
+    local = cold_url.removeprefix("file://")
+    if cold_url and os.path.abspath(local) == os.path.abspath(data_dir):
+        raise ConfigError(
+            f"{label('cold_url')} is the data directory",
+            fix="name another directory; the cold copy must not replace the hot one",
+            detail={"settings": ["cold_url", "data_dir"]},
+        )
+
+
+# Last, because the defaults are checked like any other values.
+DEFAULTS: Mapping[str, Value] = asdict(Settings())
+assert RULES.keys() == DEFAULTS.keys()
