@@ -1,10 +1,12 @@
-"""Benchmarks of the engine: one command that prints every figure, beside the goal it has to meet.
+"""Benchmarks of the engine and of the server: every figure, beside the goal it has to meet.
 
-    ./run bench                     everything, as a table; takes a few minutes
-    ./run bench append read         some cases
+    ./run bench                     everything, as a table; takes about half an hour
+    ./run bench append http_sse     some cases
     ./run bench --json --quick      small sizes: only shows that each case runs
+    ./run bench --peers             Redis, NATS, Durable Streams beside ours: a table of ratios
 
-Only `figures.py` knows the goals.  Each case is a module with one `run(directory, quick)`; it gets
-a process of its own, so that none disturbs another, and a directory that is removed afterwards.
-What was measured, and what explains it, is in docs/internals/performance.md.
+Only `figures.py` and `figures_http.py` know the goals.  Cases whose name starts with `http_` start
+a server and send requests from other processes (`load.py`, `streams.py`).  Each case is a module
+with one `run(directory, quick)`; it gets a process of its own, so that none disturbs another, and a
+directory that is removed afterwards.  What was measured is in docs/internals/performance.md.
 """

@@ -14,8 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import measure
-from bench.figures import CASES, FIGURES, Figure
+from bench import measure, peers
+from bench.figures import CASES, FIGURES
+from bench.goals import Figure
 
 IN_MEMORY = {"tmpfs", "ramfs"}
 
@@ -32,6 +33,8 @@ def main() -> int:
     if options.quick:
         os.environ[measure.QUICK_VARIABLE] = "1"
     parent = options.dir or default_parent()
+    if options.peers:
+        return compare(options, parent)
     report = {"machine": machine(parent), "quick": options.quick, "figures": []}
     if not options.json:
         print(describe(report["machine"]), flush=True)
@@ -40,7 +43,7 @@ def main() -> int:
     measured: dict[str, measure.Measured] = {}
     for name in [case for case in CASES if case in names]:
         started = time.monotonic()
-        found = run_case(name, parent, options.quick)
+        found = run_case(name, parent, options)
         measured |= found
         if options.json:
             continue
@@ -55,22 +58,48 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="./run bench", description="Measure the engine.", allow_abbrev=False
+        prog="./run bench", description="Measure the engine and the server.", allow_abbrev=False
     )
     parser.add_argument("names", nargs="*", help=f"cases, all by default: {', '.join(CASES)}")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--markdown", action="store_true", help="a table for docs/internals")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, only to see that it runs")
+    parser.add_argument("--peers", action="store_true", help="ours beside Redis, NATS and others")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long http_soak runs (10)")
+    parser.add_argument("--wrk", action="store_true", help="http_append with wrk as the generator")
     parser.add_argument("--dir", help="where the data goes; a disk, not memory (/var/tmp)")
     parser.add_argument("--step", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def run_case(name: str, parent: str, quick: bool) -> dict[str, measure.Measured]:
+def compare(options: argparse.Namespace, parent: str) -> int:
+    """Other servers beside ours."""
+    about = machine(parent)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    rows = peers.run(parent, options.quick, say)
+    if options.json:
+        report = {"machine": about, "quick": options.quick, "peers": rows}
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        print(describe(about))
+        print(peers.EXPLAINED)
+        print(peers.table(rows, options.markdown))
+    return 0
+
+
+def run_case(name: str, parent: str, options: argparse.Namespace) -> dict[str, measure.Measured]:
+    more: dict[str, Any] = {}
+    if name == "http_soak":
+        more["minutes"] = options.minutes
+    if name == "http_append":
+        more["with_wrk"] = options.wrk
     directory = tempfile.mkdtemp(prefix="headrace-bench-", dir=parent)
     try:
         found: dict[str, measure.Measured] = measure.step(
-            f"case_{name}:run", directory=directory, quick=quick
+            f"case_{name}:run", directory=directory, quick=options.quick, **more
         )
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -83,7 +112,7 @@ def value_of(figure: Figure, measured: measure.Measured) -> float:
     """The best round where there are several: the cheapest cost, the highest rate."""
     if not isinstance(measured, list):
         return measured
-    return max(measured) if figure.unit.startswith("records") else min(measured)
+    return max(measured) if figure.is_rate else min(measured)
 
 
 def rows_of(case: str, measured: dict[str, measure.Measured]) -> list[dict[str, Any]]:

@@ -1,48 +1,16 @@
 """Every figure the benchmarks give, with its unit and the goal it is held to.
 
-Only this file knows goals.  A goal is computed from the measured values of the same run, so that
-"met" is never written down anywhere.
+Only this file and `figures_http.py`, its part for the server, know goals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
-
-Values = Mapping[str, float]
+from bench.figures_http import HTTP_FIGURES
+from bench.goals import Figure, Goal, at_least, at_most
+from bench.goals import figures_of as _case
 
 WRITERS = 64
 SHARDS = (1, 2, 4, 8)
-
-
-class Goal(NamedTuple):
-    """A bound on a figure; `bound` may depend on other figures of the run."""
-
-    at_most: bool
-    bound: Callable[[Values], float]
-    text: str
-
-    def met(self, value: float, values: Values) -> bool:
-        limit = self.bound(values)
-        return value <= limit if self.at_most else value >= limit
-
-
-class Figure(NamedTuple):
-    """One line of the report."""
-
-    name: str
-    case: str
-    unit: str
-    about: str
-    goal: Goal | None = None
-
-
-def at_most(bound: float) -> Goal:
-    return Goal(True, lambda _: bound, f"<= {bound:,g}")
-
-
-def at_least(bound: float) -> Goal:
-    return Goal(False, lambda _: bound, f">= {bound:,.0f}")
 
 
 def _writers(shards: int) -> list[Figure]:
@@ -64,10 +32,6 @@ def _writers(shards: int) -> list[Figure]:
         Figure(f"{name}_acks", "writers", "acks/s", f"{about}: throughput, wall clock"),
         Figure(f"{name}_bare_p50", "writers", "µs", "a bare fdatasync in the same run"),
     ]
-
-
-def _case(case: str, *rows: tuple[str, str, str, Goal | None]) -> list[Figure]:
-    return [Figure(name, case, unit, about, goal) for name, unit, about, goal in rows]
 
 
 _READ = at_least(1_000_000)
@@ -173,6 +137,7 @@ FIGURES: tuple[Figure, ...] = (
         ("checkpoint_batched", "µs", "checkpoint CPU per record, blocks of 100", None),
         ("checkpoint_single", "µs", "checkpoint CPU per record, blocks of one", None),
     ),
+    *HTTP_FIGURES,
 )  # fmt: skip
 
 CASES: tuple[str, ...] = tuple(dict.fromkeys(figure.case for figure in FIGURES))

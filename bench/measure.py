@@ -225,9 +225,16 @@ class Partner:
         )
 
     def ask(self, question: str = "") -> Any:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        self.tell(question)
+        return self.hear()
+
+    def tell(self, question: str = "") -> None:
+        assert self._process.stdin is not None
         self._process.stdin.write(question + "\n")
         self._process.stdin.flush()
+
+    def hear(self) -> Any:
+        assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError("a step ended without an answer")
@@ -237,6 +244,18 @@ class Partner:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+
+    def __enter__(self) -> Partner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """However the block ended, the process is gone."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def _command(name: str, arguments: dict[str, Any]) -> list[str]:

@@ -1,10 +1,11 @@
 """Headrace: a durable event log in one process.
 
 General layout.  `core` holds what has no state of its own (errors, limits, settings, clocks, the
-runtime seam), `storage` turns bytes into files that survive, `engine` gives them meaning, `server`
-puts it on a port, `cli` is the command line, `testing` is what our own tests use and yours may.
-Imports only ever go that way.  Everything a program needs is re-exported here, and loaded when it
-is first used, so that `headrace --help` does not wait for what it does not need.
+runtime seam), `storage` turns bytes into files that survive, `engine` gives them meaning, `wire`
+and `server` put it on a port, `client` calls it from elsewhere, `cli` is the command line,
+`testing` is what our own tests use and yours may.  Imports only ever go that way.  Everything a
+program needs is re-exported here, and loaded when it is first used, so that `headrace --help` does
+not wait for what it does not need.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from headrace.client import AsyncClient as AsyncClient
+    from headrace.client import Client as Client
     from headrace.core.errors import HeadraceError as HeadraceError
     from headrace.core.runtime import Ticket as Ticket
     from headrace.core.settings import Settings as Settings
@@ -27,10 +30,10 @@ if TYPE_CHECKING:
     from headrace.engine.deleting import DeleteResult as DeleteResult
     from headrace.engine.deleting import TagMatch as TagMatch
     from headrace.engine.engine import Engine as Engine
-    from headrace.engine.engine import TopicInfo as TopicInfo
     from headrace.engine.idempotency import ProducerClaim as ProducerClaim
     from headrace.engine.lifecycle import Deleted as Deleted
     from headrace.engine.lifecycle import Put as Put
+    from headrace.engine.listing import TopicInfo as TopicInfo
     from headrace.engine.reading import Page as Page
     from headrace.engine.reading import Tombstone as Tombstone
     from headrace.engine.topic_config import TopicConfig as TopicConfig
@@ -41,7 +44,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Appended": "engine.append",
+    "AsyncClient": "client",
     "Batch": "storage.block",
+    "Client": "client",
     "DeleteResult": "engine.deleting",
     "Deleted": "engine.lifecycle",
     "Engine": "engine.engine",
@@ -55,12 +60,14 @@ _HOMES = {
     "Ticket": "core.runtime",
     "Tombstone": "engine.reading",
     "TopicConfig": "engine.topic_config",
-    "TopicInfo": "engine.engine",
+    "TopicInfo": "engine.listing",
 }
 
 __all__ = [
     "Appended",
+    "AsyncClient",
     "Batch",
+    "Client",
     "DeleteResult",
     "Deleted",
     "Engine",

@@ -290,6 +290,11 @@ class Lockstep:
             ), name  # fmt: skip
         core = self.driver.engine.core
         assert core.total_bytes == sum(topic.bytes for topic in due.values())
+        totals = core.totals
+        assert totals.records == sum(topic.count for topic in due.values())
+        assert totals.topics == len(due)
+        classes = [topic.config.durability for topic in due.values()]
+        assert totals.by_class == {name: classes.count(name) for name in totals.by_class}
 
     def finish(self) -> None:
         self.say("the end")

@@ -36,8 +36,10 @@ def _config_show(options: argparse.Namespace) -> int:
     found = settings_of(options)
     if options.json:
         document: dict[str, object] = {}
-        for name in RULES:
+        for name, rule in RULES.items():
             value = getattr(found.settings, name)
+            if rule.secret:
+                value = config.show_value(name, value)
             document[name] = (
                 {"value": value, "origin": found.origins[name]} if options.origin else value
             )

@@ -1,7 +1,11 @@
-"""`headrace serve`: open the data directory, answer the probes, leave cleanly when told to.
+"""`headrace serve`: take the directory and the port, recover, serve, leave cleanly when told to.
 
-The composition root of a serving process: the only place that puts the engine and the server
-together.
+This file owns the order of a start and of a stop.  A start: settings that cannot be served are
+refused before anything is touched; then the directory's lock, the port, and connections are
+accepted; then recovery, with the probes answering meanwhile; the port file comes last.  A stop:
+no more connections, streams are told, requests in progress end or time out, and a last snapshot is
+written.  A second signal ends the process at once.  What a server consists of is in
+`cli/compose.py`.
 """
 
 from __future__ import annotations
@@ -9,18 +13,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
+import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
+from typing import NoReturn
 
-import headrace
+import pyarrow as pa
+
+from headrace.cli.compose import Server, compose
 from headrace.cli.options import print_json, settings_of
-from headrace.core.clock import EngineClock, SystemClock
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
-from headrace.server.probe import Answer, Probe, ProbeProtocol, error_body
+from headrace.server.auth import KeyRing
+from headrace.server.listener import Listener, check_exposure, tls_context
 from headrace.storage.fs import RealFilesystem, write_file_durably
 
 log = logging.getLogger("headrace")
@@ -29,23 +39,32 @@ log = logging.getLogger("headrace")
 # middle generation then looks at no more than takes 8 ms, and full ones, 520 ms for 50,000
 # topics, are left to very rare occasions.
 GC_THRESHOLDS = (5_000, 2, 1_000_000)
+# How often a stop looks whether the last connection has ended.
+DRAIN_LOOK_SECONDS = 0.01
+# An exit code that says which signal it was, as shells do.
+EXIT_SIGNAL_BASE = 128
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(options: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
     settings = settings_of(options).settings
+    _start_logging(settings.log)
+    _raise_file_limit()
+    pa.set_cpu_count(1)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(settings, as_json=options.json))
+    return 0
+
+
+def _start_logging(level: str) -> None:
+    """Log to stderr.  Only our own words: what libraries say at lower levels repeats headers."""
     logging.basicConfig(
         stream=sys.stderr,
-        level=settings.log.upper(),
+        level=logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    _raise_file_limit()
-    with contextlib.suppress(ImportError):
-        import uvloop
-
-        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    asyncio.run(_serve(settings, as_json=options.json))
-    return 0
+    log.setLevel(level.upper())
 
 
 def _raise_file_limit() -> None:
@@ -55,52 +74,107 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _serve(settings: Settings, *, as_json: bool) -> None:
-    loop = asyncio.get_running_loop()
-    clock = EngineClock(SystemClock())
-    started_ns = clock.monotonic_ns()
-    engine = await Engine.open_async(settings.data_dir, settings)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-
-    def health() -> Answer:
-        uptime_ms = (clock.monotonic_ns() - started_ns) // 1_000_000
-        return 200, {"status": "ok", "version": headrace.__version__, "uptime_ms": uptime_ms}
-
-    probes: dict[str, Probe] = {"/v0/health": health, "/v0/ready": lambda: readiness(engine)}
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
-        server = await loop.create_server(
-            lambda: ProbeProtocol(probes), settings.host, settings.port
-        )
-        host, port = server.sockets[0].getsockname()[:2]
-        _announce(settings, f"{host}:{port}", as_json)
-        await stop.wait()
-        server.close()
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def _serve(settings: Settings, *, as_json: bool) -> None:
+    keys = KeyRing.parse(settings.api_keys)
+    # From here on nobody has the keys themselves.
+    settings = dataclasses.replace(settings, api_keys="")
+    check_exposure(settings, keys)
+    listener = Listener(settings, tls_context(settings))
+    signals = StopSignals()
+    engine = Engine.prepare_async(settings.data_dir, settings)
+    try:
+        listener.bind()
+        server = compose(settings, engine, keys)
+        server.app.start()
+        server.watch.start()
+        await listener.start(server.protocol)
+        if await _recover(engine, signals):
+            server.app.go_live()
+            _announce(settings, listener, as_json)
+            await signals.asked.wait()
+        log.info("stopping")
+        listener.close()
+        await _drain(server, settings.drain_timeout_ms)
     finally:
+        listener.close()
+        # The last snapshot is written on this very thread, which then hears no loop.
+        signals.leave_the_loop()
         engine.close()
     log.info("stopped")
 
 
-def _announce(settings: Settings, address: str, as_json: bool) -> None:
+class StopSignals:
+    """SIGINT and SIGTERM: the first one asks, the second one ends the process."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            self._loop.add_signal_handler(number, self._heard, number)
+
+    def _heard(self, number: int) -> None:
+        if self.asked.is_set():
+            _exit_now(number)
+        self.asked.set()
+
+    def leave_the_loop(self) -> None:
+        """Be heard although the loop does not run any more."""
+        for number in STOP_SIGNALS:
+            self._loop.remove_signal_handler(number)
+            signal.signal(number, lambda number, _frame: _exit_now(number))
+
+
+def _exit_now(number: int) -> NoReturn:
+    log.warning("a second signal: ending at once; the next start replays the log")
+    logging.shutdown()
+    os._exit(EXIT_SIGNAL_BASE + number)
+
+
+async def _recover(engine: Engine, signals: StopSignals) -> bool:
+    """Bring back the state of the last run; False when a signal came first."""
+    recovery = asyncio.ensure_future(engine.recover_async())
+    stop = asyncio.ensure_future(signals.asked.wait())
+    await asyncio.wait((recovery, stop), return_when=asyncio.FIRST_COMPLETED)
+    if not recovery.done():
+        # It ends when the engine is closed, and whatever it has to say then is known already.
+        recovery.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return False
+    stop.cancel()
+    recovery.result()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    return True
+
+
+def _announce(settings: Settings, listener: Listener, as_json: bool) -> None:
     if settings.port_file:
-        directory, _, name = settings.port_file.rpartition("/")
-        write_file_durably(RealFilesystem(directory or "."), name, [address.encode()])
+        directory, name = os.path.split(settings.port_file)
+        content = listener.address.encode()
+        write_file_durably(RealFilesystem(directory or "."), name, [content])
     if as_json:
-        print_json({"address": address, "data_dir": settings.data_dir})
+        print_json({"address": listener.address, "data_dir": settings.data_dir})
         sys.stdout.flush()
-    log.info("serving %s on http://%s", settings.data_dir, address)
+    log.info("serving %s on %s", settings.data_dir, listener.url)
 
 
-def readiness(engine: Engine) -> Answer:
-    """Whether the engine takes writes, and if not, why."""
-    core = engine.core
-    states = {shard.state for shard in core.shards} - {"ok"}
-    if not core.ready or states:
-        reason = next(iter(states), "recovering")
-        body = error_body("not_ready", f"the engine does not take writes: {reason}")
-        return 503, body
-    return 200, {"status": "ready", "wal_replay_complete": True, "topics": len(core.by_name)}
+async def _drain(server: Server, timeout_ms: int) -> None:
+    """Let requests in progress end, for so long."""
+    app = server.app
+    server.live.drain()
+    app.drain()
+    deadline_ms = app.now_ms() + timeout_ms
+    while app.connections and app.now_ms() < deadline_ms:
+        await asyncio.sleep(DRAIN_LOOK_SECONDS)
+    if app.connections:
+        log.warning("%d connections did not end in %d ms", len(app.connections), timeout_ms)
+    app.stop()
+    server.watch.stop()

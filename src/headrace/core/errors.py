@@ -224,6 +224,14 @@ class ShuttingDown(ServerError):
     retryable = True
 
 
+class Unreachable(ServerError):
+    """No answer from the server; `detail.outcome` says whether the call may have been done."""
+
+    code = "unreachable"
+    status = 503
+    retryable = True
+
+
 class DataDirLocked(ServerError):
     """Another process owns the data directory."""
 

@@ -5,21 +5,28 @@ rules it owns: a name starts with `headrace_` and ends with its unit, a counter'
 the number of series of a metric is bounded, and a use of one beyond the bound is counted in
 `headrace_metric_series_dropped_total` and not stored.  Not thread-safe: the loop thread owns a
 registry, and other threads hand their figures over with their results.
+
+A figure that is kept elsewhere is a *reading*: a function that is asked at each scrape.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 SERIES_PER_METRIC_MAX = 1_000
 
 # 0.1 ms doubled up to 1.6 s: a lone fdatasync, a slow disk and a dying one fall in other buckets.
 LATENCY_SECONDS = tuple(0.0001 * 2**n for n in range(15))
+# The same in nanoseconds, for what is observed as a difference of two clock readings.
+LATENCY_NS = tuple(100_000 * 2**n for n in range(15))
+SECONDS_PER_NS = 1e-9
 BATCH_RECORDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 
 Labels = tuple[str, ...]
+Number = int | float
+Reading = Callable[[], Iterable[tuple[Labels, Number]]]
 
 
 class Counter:
@@ -66,13 +73,17 @@ class Histogram:
     >>> for value in (1, 5, 50): histogram.observe(value)
     >>> histogram.counts, histogram.sum
     ([1, 1, 1], 56)
+
+    `scale` turns what is observed into the unit of the metric's name: nanoseconds are whole
+    numbers, and only a scrape makes seconds of them.
     """
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("bounds", "counts", "scale", "sum")
 
-    def __init__(self, bounds: Sequence[int | float]) -> None:
+    def __init__(self, bounds: Sequence[int | float], scale: Number = 1) -> None:
         assert list(bounds) == sorted(set(bounds)), bounds
         self.bounds = tuple(bounds)
+        self.scale = scale
         self.counts = [0] * (len(self.bounds) + 1)  # the last holds what is above every bound
         self.sum: int | float = 0
 
@@ -80,16 +91,48 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
     def samples(self) -> Iterator[tuple[str, str, int | float]]:
         total = 0
-        for bound, count in zip((*map(_number, self.bounds), "+Inf"), self.counts, strict=True):
+        bounds = [_number(bound * self.scale) for bound in self.bounds]
+        for bound, count in zip((*bounds, "+Inf"), self.counts, strict=True):
             total += count
             yield "_bucket", f'le="{bound}"', total
-        yield "_sum", "", self.sum
+        yield "_sum", "", self.sum * self.scale
         yield "_count", "", total
 
 
+def add_up(histograms: Sequence[Histogram], bounds: Sequence[Number], scale: Number) -> Histogram:
+    """Several histograms of the same bounds as one.
+
+    >>> add_up([Histogram((1, 2)), Histogram((1, 2))], (1, 2), 1).count
+    0
+    """
+    total = Histogram(bounds, scale)
+    for histogram in histograms:
+        assert histogram.bounds == total.bounds, histogram.bounds
+        total.counts = [a + b for a, b in zip(total.counts, histogram.counts, strict=True)]
+        total.sum += histogram.sum
+    return total
+
+
 M = TypeVar("M", bound=Counter | Gauge | Histogram)
+
+
+class Described(NamedTuple):
+    """What a metric is, without its numbers."""
+
+    name: str
+    kind: str  # counter, gauge or histogram
+    labels: Labels
+    help_text: str
+
+    @property
+    def head(self) -> str:
+        return f"# HELP {self.name} {self.help_text}\n# TYPE {self.name} {self.kind}\n"
 
 
 class Family(Generic[M]):
@@ -115,14 +158,19 @@ class Family(Generic[M]):
             return self._overflow
         return self.series.setdefault(values, self._make())
 
-    def text(self, kind: str) -> Iterator[str]:
-        yield f"# HELP {self.name} {self.help_text}\n# TYPE {self.name} {kind}\n"
+    def text(self) -> Iterator[str]:
         for values, metric in self.series.items():
-            own = [f'{k}="{_escape(v)}"' for k, v in zip(self.labels, values, strict=True)]
+            own = [f'{k}="{escape(v)}"' for k, v in zip(self.labels, values, strict=True)]
             for suffix, extra, number in metric.samples():
                 labels = ",".join([*own, extra] if extra else own)
                 braces = f"{{{labels}}}" if labels else ""
                 yield f"{self.name}{suffix}{braces} {_number(number)}\n"
+
+
+class _Source(NamedTuple):
+    described: Sequence[Described]
+    text: Callable[[], Iterable[str]]
+    dropped: Callable[[], int]
 
 
 class Registry:
@@ -135,7 +183,8 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        self._families: dict[str, tuple[Callable[[], Iterator[str]], Callable[[], int]]] = {}
+        self._sources: list[_Source] = []
+        self._names: set[str] = set()
 
     def counter(self, name: str, help_text: str) -> Counter:
         return self.counters(name, help_text, ()).of()
@@ -147,8 +196,10 @@ class Registry:
         gauge.read = read
         return gauge
 
-    def histogram(self, name: str, help_text: str, bounds: Sequence[int | float]) -> Histogram:
-        return self.histograms(name, help_text, (), bounds).of()
+    def histogram(
+        self, name: str, help_text: str, bounds: Sequence[Number], scale: Number = 1
+    ) -> Histogram:
+        return self.histograms(name, help_text, (), bounds, scale).of()
 
     def counters(self, name: str, help_text: str, labels: Labels) -> Family[Counter]:
         assert name.endswith("_total"), name
@@ -159,30 +210,110 @@ class Registry:
         return self._add("gauge", Family(name, help_text, labels, Gauge))
 
     def histograms(
-        self, name: str, help_text: str, labels: Labels, bounds: Sequence[int | float]
+        self,
+        name: str,
+        help_text: str,
+        labels: Labels,
+        bounds: Sequence[Number],
+        scale: Number = 1,
     ) -> Family[Histogram]:
         assert "le" not in labels, name
-        return self._add("histogram", Family(name, help_text, labels, lambda: Histogram(bounds)))
+        family = Family(name, help_text, labels, lambda: Histogram(bounds, scale))
+        return self._add("histogram", family)
+
+    # Readings: what is kept elsewhere
+
+    def read_counter(self, name: str, help_text: str, read: Callable[[], Number]) -> None:
+        """A counter that somebody else counts."""
+        assert name.endswith("_total"), name
+        self._read("counter", name, help_text, (), lambda: (((), read()),))
+
+    def read_counters(self, name: str, help_text: str, labels: Labels, read: Reading) -> None:
+        """The same by labels; `read` gives label values with their number."""
+        assert name.endswith("_total"), name
+        self._read("counter", name, help_text, labels, read)
+
+    def read_gauges(self, name: str, help_text: str, labels: Labels, read: Reading) -> None:
+        assert not name.endswith("_total"), name
+        self._read("gauge", name, help_text, labels, read)
+
+    def read_histogram(self, name: str, help_text: str, read: Callable[[], Histogram]) -> None:
+        """A histogram that somebody else keeps, or adds up."""
+
+        def text() -> Iterator[str]:
+            for suffix, extra, number in read().samples():
+                braces = f"{{{extra}}}" if extra else ""
+                yield f"{name}{suffix}{braces} {_number(number)}\n"
+
+        described = Described(name, "histogram", (), help_text)
+        self.block([described], lambda: [described.head, *text()])
+
+    def _read(self, kind: str, name: str, help_text: str, labels: Labels, read: Reading) -> None:
+        described = Described(name, kind, labels, help_text)
+
+        def text() -> Iterator[str]:
+            yield described.head
+            for values, number in read():
+                pairs = zip(labels, values, strict=True)
+                own = ",".join(f'{label}="{escape(value)}"' for label, value in pairs)
+                yield (
+                    f"{name}{{{own}}} {_number(number)}\n" if own else f"{name} {_number(number)}\n"
+                )
+
+        self.block([described], text)
+
+    def block(self, described: Sequence[Described], text: Callable[[], Iterable[str]]) -> None:
+        """Metrics whose whole text, heads included, one function makes."""
+        self._source(_Source(described, text, int))
+
+    # What it all is
+
+    def described(self) -> list[Described]:
+        """Every metric, in the order of the text."""
+        return [*(one for source in self._sources for one in source.described), DROPPED]
 
     def text(self) -> str:
         """The exposition text that a Prometheus server reads."""
-        parts = [part for text, _ in self._families.values() for part in text()]
-        name = "headrace_metric_series_dropped_total"
-        parts.append(f"# HELP {name} Uses of series beyond a metric's bound.\n")
-        parts.append(f"# TYPE {name} counter\n")
-        for family, (_, dropped) in self._families.items():
-            if dropped():
-                parts.append(f'{name}{{metric="{family}"}} {dropped()}\n')
+        parts = [part for source in self._sources for part in source.text()]
+        parts.append(DROPPED.head)
+        for source in self._sources:
+            if source.dropped():
+                name = source.described[0].name
+                parts.append(f'{DROPPED.name}{{metric="{name}"}} {source.dropped()}\n')
         return "".join(parts)
 
     def _add(self, kind: str, family: Family[M]) -> Family[M]:
-        assert family.name.startswith("headrace_"), family.name
-        assert family.name not in self._families, f"{family.name} is registered twice"
-        self._families[family.name] = (lambda: family.text(kind), lambda: family.dropped)
+        described = Described(family.name, kind, family.labels, family.help_text)
+
+        def text() -> Iterator[str]:
+            yield described.head
+            yield from family.text()
+
+        self._source(_Source([described], text, lambda: family.dropped))
         return family
 
+    def _source(self, source: _Source) -> None:
+        for described in source.described:
+            assert described.name.startswith("headrace_"), described.name
+            assert described.name not in self._names, f"{described.name} is registered twice"
+            self._names.add(described.name)
+        self._sources.append(source)
 
-def _escape(value: str) -> str:
+
+DROPPED = Described(
+    "headrace_metric_series_dropped_total",
+    "counter",
+    ("metric",),
+    "Uses of series beyond a metric's bound.",
+)
+
+
+def escape(value: str) -> str:
+    """A label's value as it stands between quotes.
+
+    >>> print(escape('say "hi"'))
+    say \\"hi\\"
+    """
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 

@@ -24,7 +24,15 @@ from headrace.engine.core_state import Core
 from headrace.engine.idempotency import ProducerClaim
 from headrace.engine.topic import Topic
 from headrace.engine.topic_config import TopicConfig
-from headrace.storage.block import KIND_BYTES, KIND_COMMAND, KIND_JSON, KIND_MIXED, Batch
+from headrace.storage.block import (
+    KIND_BYTES,
+    KIND_COMMAND,
+    KIND_JSON,
+    KIND_MIXED,
+    AnyBatch,
+    Batch,
+    ColumnBatch,
+)
 
 _NO_OPTIONS = (None,) * 6
 _KINDS = frozenset({KIND_JSON, KIND_BYTES, KIND_COMMAND})
@@ -46,8 +54,13 @@ class Append(NamedTuple):
 PLAIN = Append()
 
 
-def check_batch(settings: Settings, batch: Batch, how: Append) -> int:
+def check_batch(settings: Settings, batch: AnyBatch, how: Append) -> int:
     """Refuse what no topic could take; returns the bytes of data and meta."""
+    if isinstance(batch, ColumnBatch):
+        # Its records were checked as it was made (`arrow_batch.py`).
+        if how is not PLAIN:
+            _check_conditions(settings, how)
+        return batch.bytes
     if not isinstance(batch.data, list | tuple):
         raise InvalidRequest(f"data is {type(batch.data).__name__}", fix="send a list of bytes")
     count = len(batch.data)
@@ -193,7 +206,7 @@ def check_seq(what: str, value: object) -> None:
         raise InvalidRequest(f"{what} is {value!r}", fix=f"send a number from 0 to {seq_max}")
 
 
-def refuse_oversized(name: str, config: TopicConfig, batch: Batch, size: int) -> None:
+def refuse_oversized(name: str, config: TopicConfig, batch: AnyBatch, size: int) -> None:
     """A batch that a rejecting topic could not even take when empty."""
     over_bytes = config.cap_bytes and size > config.cap_bytes
     over_records = config.cap_records and batch.rows > config.cap_records
@@ -205,7 +218,7 @@ def refuse_oversized(name: str, config: TopicConfig, batch: Batch, size: int) ->
         )
 
 
-def check_room(core: Core, topic: Topic, batch: Batch, size: int) -> None:
+def check_room(core: Core, topic: Topic, batch: AnyBatch, size: int) -> None:
     """Whether this topic, and the engine, have room for the batch now."""
     config = topic.config
     retention.enforce(core, topic)

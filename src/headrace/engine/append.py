@@ -31,7 +31,7 @@ from headrace.engine.idempotency import (
 from headrace.engine.lifecycle import Lifecycle
 from headrace.engine.topic import Topic
 from headrace.engine.topic_config import EPHEMERAL, TopicConfig
-from headrace.storage.block import Batch, Block, encode_block
+from headrace.storage.block import AnyBatch, Block, ColumnBatch, encode_block, encode_columns
 from headrace.storage.frame import ENTRY_RESERVE, Reserve
 from headrace.storage.keys import KeyRow
 from headrace.storage.wal import WalShard
@@ -53,7 +53,8 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     created: bool = False
     deduped: bool = False
     ts: int = 0
-    sync_ns: int = 0
+    sync_ns: int = 0  # of the sync it waited for
+    write_ns: int = 0  # of the log write that held it
 
 
 class Appender:
@@ -67,7 +68,7 @@ class Appender:
         # What producers will have had accepted once everything in flight has landed.
         self._claims: dict[tuple[int, str], Producer] = {}
 
-    def append(self, name: str, batch: Batch, how: Append = PLAIN) -> Ticket[Appended]:
+    def append(self, name: str, batch: AnyBatch, how: Append = PLAIN) -> Ticket[Appended]:
         """Stage a batch; the ticket is done when it is acknowledged."""
         core = self._core
         core.refuse_unready()
@@ -117,7 +118,7 @@ class Appender:
         else:
             pending.settle(None)
 
-    def _create(self, name: str, batch: Batch, how: Append, size: int) -> Topic:
+    def _create(self, name: str, batch: AnyBatch, how: Append, size: int) -> Topic:
         """Create the topic on the way, once nothing can refuse the append any more."""
         config = how.config if how.config is not None else _DEFAULT_CONFIG
         create = how.create if how.create is not None else config.auto_create
@@ -140,7 +141,7 @@ class Appender:
         return self._lifecycle.create_for_append(name, config, batch.rows)
 
     def _answered_before(
-        self, topic: Topic, batch: Batch, how: Append, ticket: Ticket[Appended]
+        self, topic: Topic, batch: AnyBatch, how: Append, ticket: Ticket[Appended]
     ) -> bool:
         """Settle the ticket from what is known of this key or producer; False: append it."""
         core = self._core
@@ -185,7 +186,7 @@ class Appender:
     def _stage(
         self,
         topic: Topic,
-        batch: Batch,
+        batch: AnyBatch,
         how: Append,
         ticket: Ticket[Appended],
         created: bool,
@@ -195,11 +196,8 @@ class Appender:
         core = self._core
         now = core.clock.now_ms()
         ts = now if now > topic.last_ts else topic.last_ts
-        count = len(batch.data)
+        count = batch.rows
         last = topic.staged + count
-        if batch.timestamps is not None and batch.timestamps[0] < topic.last_ts:
-            stamps = [max(stamp, topic.last_ts) for stamp in batch.timestamps]
-            batch = batch._replace(timestamps=stamps)
         reserve = 0
         needs_sync = topic.needs_sync
         if not needs_sync:
@@ -213,7 +211,14 @@ class Appender:
         if topic.unsettled_syncs:
             needs_sync = True
         sidecar = b"" if how is PLAIN else _sidecar(how)
-        block = encode_block(batch, topic.id, topic.staged + 1, ts, now, reserve, sidecar)
+        place = (topic.id, topic.staged + 1, ts, now, reserve, sidecar)
+        if isinstance(batch, ColumnBatch):
+            block = encode_columns(batch, *place)
+        else:
+            if batch.timestamps is not None and batch.timestamps[0] < topic.last_ts:
+                stamps = [max(stamp, topic.last_ts) for stamp in batch.timestamps]
+                batch = batch._replace(timestamps=stamps)
+            block = encode_block(batch, *place)
         # From here on nothing can fail, so the topic may change.
         pending = PendingAppend(self, topic, ticket, created, size, needs_sync, shard, block)
         topic.staged = last
@@ -329,6 +334,8 @@ class PendingAppend:
         topic.head = block.last_seq
         topic.bytes += block.bytes
         topic.last_write_ms = block.arrived_ms
+        topic.counted += block.count
+        core.totals.records += block.count
         core.total_bytes += block.bytes
         core.keep(topic, block, logged=bool(self.raw))
         core.mark(topic)
@@ -340,6 +347,7 @@ class PendingAppend:
         answer = Appended(
             topic.name, topic.epoch, block.first_seq, block.last_seq, topic.head, block.count,
             self._created, False, block.ts, self._shard.sync_ns if self.needs_sync else 0,
+            self._shard.write_ns if self.raw else 0,
         )  # fmt: skip
         waiters = topic.waiters
         try:

@@ -433,7 +433,7 @@ class _Checkpoint:
             self._captures = []
             self._removed = set()
             self.snapshot(clean=False)
-            self._core.tiers.drop_hot_copies(moved)
+            self._files.drop_hot_copies(moved)
 
         self._core.runtime.submit(LANE, flip, self._guarded(lambda _, failed: self._end(failed)))
 

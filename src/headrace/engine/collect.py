@@ -36,6 +36,7 @@ class ReadRequest(NamedTuple):
     epoch: int | None = None
     from_ts: int | None = None
     last: int | None = None
+    columns: bool = False  # as Arrow columns, not as lists
 
 
 class Collector:

@@ -28,8 +28,10 @@ from headrace.core.limits import topic_name_bytes_max
 from headrace.core.runtime import Runtime, Thunk, Ticket
 from headrace.core.settings import Settings
 from headrace.engine.idempotency import KeyIndex
+from headrace.engine.names import NameIndex
 from headrace.engine.topic import Sealed, Topic
 from headrace.engine.topic_config import EPHEMERAL
+from headrace.engine.totals import Totals
 from headrace.storage.block import Block
 from headrace.storage.cache import BlockCache
 from headrace.storage.catalog import Catalog
@@ -59,6 +61,7 @@ class Core:
         self.clock = EngineClock(runtime.clock)
         self.tiers = tiers
         self.by_name: dict[str, Topic] = {}
+        self.names = NameIndex()  # the keys of `by_name`
         self.by_id: dict[int, Topic] = {}
         self.next_topic_id = 1
         self.next_file_id = 1
@@ -68,6 +71,7 @@ class Core:
         self.cache = BlockCache(settings.read_cache_bytes)
         self.catalog = Catalog()
         self.keys = KeyIndex(settings.idempotency_entries_max)
+        self.totals = Totals()
         self.total_bytes = 0  # live bytes of all topics
         self.staged_bytes = 0
         self.unsealed_bytes = 0  # log bytes of blocks that only the log and memory hold
@@ -81,7 +85,9 @@ class Core:
         self.fetching: dict[int, list[Thunk]] = {}
         self.ready = False
         self.closing = False
+        # Heard on the loop thread, once the change is durable and acknowledged.
         self.on_topic_created: list[Callable[[Topic], None]] = []
+        self.on_topic_deleted: list[Callable[[Topic], None]] = []
 
     # Topics
 
@@ -93,6 +99,8 @@ class Core:
 
     def topic(self, name: str) -> Topic:
         """The live topic of this name, or `TopicNotFound`."""
+        if not self.ready:
+            self.refuse_unready()
         topic = self.find(name)
         if topic is None or not topic.live:
             raise TopicNotFound.named(name)
@@ -138,12 +146,14 @@ class Core:
         if refusal is not None:
             raise refusal
         if shard.pending_bytes >= shard.pending_bytes_max:
+            shard.submit_full_total += 1
             raise Throttled(
                 f"{shard.pending_bytes} bytes wait for the log",
                 fix="retry after a moment, or raise HEADRACE_WAL_PENDING_BYTES_MAX",
                 detail={"limit": "wal_pending_bytes_max", "max": shard.pending_bytes_max},
             )
         if self.unsealed_bytes + shard.pending_bytes >= self.settings.memory_budget_bytes:
+            shard.submit_full_total += 1
             raise Throttled(
                 f"{self.unsealed_bytes} bytes wait to be sealed",
                 fix="retry after a moment, or raise HEADRACE_MEMORY_BUDGET_BYTES",
@@ -254,6 +264,7 @@ class Core:
         """Account for records of a topic that went."""
         self.total_bytes -= freed
         assert self.total_bytes >= 0, self.total_bytes
+        self.totals.recount(topic)
         self.trim(topic)
         self.mark(topic)
 

@@ -6,20 +6,21 @@ thread and answers with a `Ticket`: `.result()` in a synchronous program, `await
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from headrace.core.clock import Random, SystemRandom
-from headrace.core.errors import HeadraceError, InvalidRequest
+from headrace.core.errors import HeadraceError, InvalidRequest, ShuttingDown
 from headrace.core.runtime import LoopRuntime, Runtime, ThreadRuntime, Ticket
 from headrace.core.settings import Settings
-from headrace.engine import retention
 from headrace.engine.admission import PLAIN, Append
 from headrace.engine.append import Appended, Appender
 from headrace.engine.checkpoint import Checkpointer
@@ -28,12 +29,14 @@ from headrace.engine.core_state import Core, failed
 from headrace.engine.deleting import Deleter, DeleteResult, TagMatch
 from headrace.engine.idempotency import ProducerClaim
 from headrace.engine.lifecycle import Deleted, Lifecycle, Put
+from headrace.engine.listing import TopicInfo, TopicPage, info_of, page_of
 from headrace.engine.reading import Page, Reader
 from headrace.engine.recovery import Progress, Recovered, Recovery
 from headrace.engine.sealed_files import SealedFiles
+from headrace.engine.syncing import synced
 from headrace.engine.topic import Topic
 from headrace.engine.topic_config import TopicConfig, make_config
-from headrace.storage.block import KIND_BYTES, KIND_JSON, Batch
+from headrace.storage.block import KIND_BYTES, KIND_JSON, AnyBatch, Batch
 from headrace.storage.fs import LOCK_PATH, Filesystem, Lock, RealFilesystem
 from headrace.storage.merge import MergePolicy
 from headrace.storage.snapshot_files import SnapshotStore
@@ -48,28 +51,13 @@ log = logging.getLogger("headrace.engine")
 
 
 CLOCK_WATCH_MS = 1_000
+RECOVERY_LANE = "recover"
+SLICE_NS = 2_000_000  # how long the end of a recovery may hold the loop at a time
 
 # One payload: bytes as they are, or a value that is encoded as JSON.
 Payload = bytes | str | int | float | bool | None | list[object] | dict[str, object]
 T = TypeVar("T")
 ConfigLike = TopicConfig | Mapping[str, object] | None
-
-
-class TopicInfo(msgspec.Struct, frozen=True):
-    """The state of one topic."""
-
-    topic: str
-    epoch: int
-    head_seq: int
-    earliest_seq: int
-    count: int
-    bytes: int
-    config: TopicConfig
-    last_write_ms: int
-
-    @property
-    def next_seq(self) -> int:
-        return self.head_seq + 1
 
 
 class Engine:
@@ -110,6 +98,7 @@ class Engine:
         self.recovered: Recovered | None = None
         self.clock_jumps_total = 0
         self._closed = False
+        self._replaying: Ticket[Recovery] | None = None
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str], settings: Settings | None = None) -> Engine:
@@ -125,11 +114,19 @@ class Engine:
         cls, directory: str | os.PathLike[str], settings: Settings | None = None
     ) -> Engine:
         """Open a directory inside the running asyncio loop, which then owns the engine."""
-        settings = settings or Settings(data_dir=os.fspath(directory))
-        runtime = LoopRuntime(threads={"read": settings.reader_threads})
-        engine = cls._make(directory, settings, runtime)
-        engine.recover()
+        engine = cls.prepare_async(directory, settings)
+        await engine.recover_async()
         return engine
+
+    @classmethod
+    def prepare_async(
+        cls, directory: str | os.PathLike[str], settings: Settings | None = None
+    ) -> Engine:
+        """Take a directory inside the running asyncio loop; nothing is read before recovery."""
+        settings = settings or Settings(data_dir=os.fspath(directory))
+        return cls._make(
+            directory, settings, LoopRuntime(threads={"read": settings.reader_threads})
+        )
 
     @classmethod
     def _make(
@@ -142,31 +139,84 @@ class Engine:
 
     def recover(self, progress: Progress = lambda _part: None) -> Recovered:
         """Bring back the state of the last run; the engine is ready on return."""
-        core = self._core
+        with self._recovering():
+            recovery = self._replay(progress)
+            self._prepare_log()
+            for _ in recovery.enforce_retention():
+                pass
+            return self._go_live(recovery)
 
-        def note(part: float) -> None:
-            self.progress = part
-            progress(part)
+    async def recover_async(self) -> Recovered:
+        """The same beside the running loop, which stays free: `progress` says how far it is."""
+        ticket = self._replaying = Ticket(self.runtime)
 
-        # Everything that is made here stays: looking for garbage in it takes 40 % of the time.
+        def replayed(recovery: object, error: BaseException | None) -> None:
+            if ticket.done:
+                return  # closed meanwhile
+            if error is not None:
+                ticket.fail(error)
+            else:
+                assert isinstance(recovery, Recovery)
+                ticket.resolve(recovery)
+
+        with self._recovering():
+            self.runtime.submit(RECOVERY_LANE, self._replay, replayed)
+            recovery = await ticket
+            self._prepare_log()
+            clock = self._core.clock
+            started = clock.monotonic_ns()
+            for _ in recovery.enforce_retention():
+                if clock.monotonic_ns() - started > SLICE_NS:
+                    await asyncio.sleep(0)
+                    self._refuse_closing()
+                    started = clock.monotonic_ns()
+            return self._go_live(recovery)
+
+    @contextlib.contextmanager
+    def _recovering(self) -> Iterator[None]:
+        """What is made in a recovery stays: looking for garbage in it takes 40 % of the time."""
         collecting = gc.isenabled()
         gc.disable()
         try:
-            self._make_shards()
-            recovery = Recovery(core, self._store, self._lifecycle, self._files)
-            self.recovered = recovery.run(note)
-            core.ready = True
-            recovery.enforce_retention()
-            self._checkpointer.start_watching()
-            self._watch_clock()
-            if recovery.sealed_midway:
-                self._checkpointer.run()
+            yield
         except BaseException:
-            self._release()
+            self.abandon()
             raise
         finally:
+            self._replaying = None
             if collecting:
                 gc.enable()
+
+    def _replay(self, progress: Progress = lambda _part: None) -> Recovery:
+        """The part of recovery that may run in another thread."""
+
+        def note(part: float) -> None:
+            self._refuse_closing()
+            # A scan looks back now and then; what is shown never does.
+            self.progress = max(self.progress, part)
+            progress(self.progress)
+
+        self._make_shards()
+        recovery = Recovery(self._core, self._store, self._lifecycle, self._files)
+        self.recovered = recovery.run(note)
+        return recovery
+
+    def _prepare_log(self) -> None:
+        for shard in self._core.shards:
+            shard.prepare()
+
+    def _refuse_closing(self) -> None:
+        if self._core.closing:
+            raise ShuttingDown("closed during recovery", fix="start again")
+
+    def _go_live(self, recovery: Recovery) -> Recovered:
+        """On the loop thread: take requests, and begin what happens by itself."""
+        self._core.ready = True
+        self._checkpointer.start_watching()
+        self._watch_clock()
+        if recovery.sealed_midway:
+            self._checkpointer.run()
+        assert self.recovered is not None
         return self.recovered
 
     def _watch_clock(self) -> None:
@@ -209,26 +259,45 @@ class Engine:
         """Delete a topic and everything in it."""
         return self._attempt(lambda: self._lifecycle.delete(name, if_empty=if_empty))
 
-    def topic(self, name: str) -> TopicInfo:
-        """The state of a topic, now; `TopicNotFound` if there is none."""
-        topic = self._core.topic(name)
-        retention.enforce(self._core, topic)
-        return _info(topic)
+    def topic(self, name: str, *, touch: bool = False) -> TopicInfo:
+        """The state of a topic, now; `TopicNotFound` if there is none.
+
+        `touch`: the caller consumes the topic, which counts for its priority.
+        """
+        return info_of(self._core, self._core.topic(name), touch=touch)
 
     def topics(self, prefix: str = "") -> list[TopicInfo]:
         """The state of all topics whose name starts with `prefix`, by name."""
-        core = self._core
-        names = sorted(n for n, t in core.by_name.items() if t.live and n.startswith(prefix))
-        for name in names:
-            retention.enforce(core, core.by_name[name])
-        return [_info(core.by_name[name]) for name in names]
+        return self.list_topics(prefix, limit=len(self._core.by_name)).topics
+
+    def list_topics(
+        self,
+        prefix: str = "",
+        after: str = "",
+        limit: int = 100,
+        *,
+        allowed: Callable[[str], bool] | None = None,
+        touch: bool = False,
+    ) -> TopicPage:
+        """A page of topics in the byte order of their names, from beyond the name `after` on.
+
+        What it costs follows `limit`, not the number of topics.
+        """
+        self._core.refuse_unready()
+        return page_of(self._core, prefix, after, limit, allowed, touch)
+
+    def touch(self, topic: str | Topic) -> None:
+        """Somebody consumed this topic just now: a read, a state that was asked for, a delivery."""
+        if isinstance(topic, str):
+            topic = self._core.topic(topic)
+        topic.last_read_ms = self._core.clock.now_ms()
 
     # Records
 
     def append(
         self,
         name: str,
-        records: Batch | Sequence[Payload],
+        records: AnyBatch | Sequence[Payload],
         *,
         config: ConfigLike = None,
         create: bool | None = None,
@@ -247,7 +316,14 @@ class Engine:
         try:
             if optional != _NOTHING:
                 how = Append(None if config is None else make_config(config), *optional[1:])
-            batch = records if isinstance(records, Batch) else make_batch(records)
+            batch = records if isinstance(records, AnyBatch) else make_batch(records)
+            return self._appender.append(name, batch, how)
+        except HeadraceError as error:
+            return failed(self.runtime, error)
+
+    def append_batch(self, name: str, batch: AnyBatch, how: Append = PLAIN) -> Ticket[Appended]:
+        """`append` for callers that have columns and conditions already: the wire layer."""
+        try:
             return self._appender.append(name, batch, how)
         except HeadraceError as error:
             return failed(self.runtime, error)
@@ -263,10 +339,11 @@ class Engine:
         epoch: int | None = None,
         from_ts: int | None = None,
         last: int | None = None,
+        columns: bool = False,
     ) -> Ticket[Page]:
         """Read records after `from_seq`, or from a time, or the last so many.
 
-        Records whose node is in `nodes` are left out.
+        Records whose node is in `nodes` are left out.  With `columns` the page has Arrow batches.
         """
         settings = self.settings
         request = ReadRequest(
@@ -277,7 +354,12 @@ class Engine:
             epoch,
             from_ts,
             last,
+            columns,
         )
+        return self._attempt(lambda: self._reader.read(name, request))
+
+    def read_page(self, name: str, request: ReadRequest) -> Ticket[Page]:
+        """`read` for callers that have the request already: the wire layer."""
         return self._attempt(lambda: self._reader.read(name, request))
 
     def wait(self, name: str, after_seq: int) -> Ticket[None]:
@@ -295,11 +377,20 @@ class Engine:
 
         return self._attempt(run)
 
+    def synced(self, name: str) -> Ticket[None]:
+        """Done when everything of a topic that is visible now is on disk, power loss or not."""
+        return self._attempt(lambda: synced(self._core, name))
+
     # Upkeep
 
     def checkpoint(self) -> Ticket[None]:
         """Seal what the log holds, merge files, write a snapshot."""
-        return self._attempt(self._checkpointer.run)
+
+        def run() -> Ticket[None]:
+            self._core.refuse_unready()
+            return self._checkpointer.run()
+
+        return self._attempt(run)
 
     def backup(self, target: str, *, replace: bool = False) -> Ticket[BackupReport]:
         """Bring a backup in a directory or object store up to date; serving goes on meanwhile.
@@ -309,7 +400,11 @@ class Engine:
         """
         from headrace.engine.backup import backup
 
-        return self._attempt(lambda: backup(self, target, replace=replace))
+        def run() -> Ticket[BackupReport]:
+            self._core.refuse_unready()
+            return backup(self, target, replace=replace)
+
+        return self._attempt(run)
 
     def flush(self) -> None:
         """End the turn now: write what is staged."""
@@ -350,6 +445,8 @@ class Engine:
 
     def _release(self) -> None:
         self.runtime.close()
+        if self._replaying is not None and not self._replaying.done:
+            self._replaying.fail(ShuttingDown("closed during recovery", fix="start again"))
         for segment in self._core.catalog.segments():
             segment.close()
         if self._lock is not None:
@@ -394,19 +491,6 @@ def make_batch(records: Sequence[Payload]) -> Batch:
         return Batch([msgspec.json.encode(record) for record in records], KIND_JSON)
     except (TypeError, msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidRequest(f"a payload is not JSON: {error}", fix="send JSON values") from None
-
-
-def _info(topic: Topic) -> TopicInfo:
-    return TopicInfo(
-        topic.name,
-        topic.epoch,
-        topic.head,
-        topic.earliest_seq,
-        topic.count,
-        topic.bytes,
-        topic.config,
-        topic.last_write_ms,
-    )
 
 
 def _policy(settings: Settings) -> MergePolicy:

@@ -7,6 +7,8 @@ soon as the delete is staged, and the topic that takes it has another id and epo
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace.core.errors import (
@@ -32,6 +34,8 @@ from headrace.storage.frame import (
     TopicDelete,
 )
 from headrace.storage.frame import TopicConfig as TopicConfigEntry
+
+log = logging.getLogger("headrace.lifecycle")
 
 # Seqs that may be used before the first sync of a reservation.
 RESERVE_AT_CREATE = 256
@@ -114,17 +118,22 @@ class Lifecycle:
                 fix="delete them first, or delete without if_empty",
                 detail={"topic": name, "count": count},
             )
-        del core.by_name[name]
+        self._release_name(topic)
 
         def done(error: HeadraceError | None) -> None:
+            # When the log failed, the topic is back as if nothing had happened, unless its name
+            # was taken meanwhile.
+            back = error is not None and core.by_name.setdefault(name, topic) is topic
+            if back:
+                core.names.add(name)
+            else:
+                self.forget(topic)
             if error is not None:
-                # Unless the name was taken meanwhile, the topic is back as if nothing happened.
-                if core.by_name.setdefault(name, topic) is not topic:
-                    self.forget(topic)
                 ticket.fail(error)
-                return
-            self.forget(topic)
-            ticket.resolve(Deleted(name, True))
+            else:
+                ticket.resolve(Deleted(name, True))
+            if not back:
+                _tell(core.on_topic_deleted, topic)
 
         core.log(topic, ENTRY_TOPIC_DELETE, TopicDelete(topic.epoch), needs_sync=True, done=done)
         return ticket
@@ -135,6 +144,8 @@ class Lifecycle:
         core.by_id.pop(topic.id, None)
         core.dirty.pop(topic.id, None)
         core.removed.add(topic.id)
+        if core.ready:
+            core.totals.remove(topic)
         core.total_bytes -= topic.bytes
         core.forget_blocks(topic)
         core.keys.forget_topic(topic.id)
@@ -142,6 +153,12 @@ class Lifecycle:
         waiters, topic.waiters = topic.waiters, None
         for wake in waiters or ():
             wake()
+
+    def _release_name(self, topic: Topic) -> None:
+        core = self._core
+        if core.by_name.get(topic.name) is topic:
+            del core.by_name[topic.name]
+            core.names.remove(topic.name)
 
     def _create(
         self, name: str, config: TopicConfig, reserved_to: int, ticket: Ticket[Put] | None
@@ -156,24 +173,24 @@ class Lifecycle:
         topic.created_ms = core.clock.now_ms()
         topic.unsettled_syncs = 1
         core.by_name[name] = topic
+        core.names.add(name)
         core.by_id[topic_id] = topic
 
         def done(error: HeadraceError | None) -> None:
             topic.unsettled_syncs -= 1
             if error is not None:
                 core.by_id.pop(topic_id, None)
-                if core.by_name.get(name) is topic:
-                    del core.by_name[name]
+                self._release_name(topic)
                 if ticket is not None:
                     ticket.fail(error)
                 return
             topic.live = True
             topic.reserved = max(topic.reserved, reserved_to)
             core.mark(topic)
+            core.totals.add(topic)
             if ticket is not None:
                 ticket.resolve(Put(name, topic.epoch, config, True))
-            for created in core.on_topic_created:
-                created(topic)
+            _tell(core.on_topic_created, topic)
 
         entry = TopicCreate(name, topic.epoch, config.encode(), reserved_to, topic.created_ms)
         core.log(topic, ENTRY_TOPIC_CREATE, entry, needs_sync=True, done=done)
@@ -209,6 +226,7 @@ class Lifecycle:
             longer = config.idempotency_window_ms > topic.config.idempotency_window_ms
             if longer and core.is_logged(topic):
                 core.keys.save_again(topic.id, config.idempotency_window_ms)
+            core.totals.reconfigured(topic.config, config)
             topic.set_config(config)
             topic.reserved = max(topic.reserved, reserved_to)
             core.mark(topic)
@@ -217,6 +235,15 @@ class Lifecycle:
 
         entry = TopicConfigEntry(config.encode(), reserved_to, topic.staged)
         core.log(topic, ENTRY_TOPIC_CONFIG, entry, needs_sync=True, done=done)
+
+
+def _tell(listeners: list[Callable[[Topic], None]], topic: Topic) -> None:
+    """Let every listener hear, whatever the others do with it."""
+    for listener in tuple(listeners):
+        try:
+            listener(topic)
+        except Exception:
+            log.exception("a listener failed about %r", topic.name)
 
 
 def check_dead_letter(name: str, config: TopicConfig) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+import pyarrow as pa
 
 from headrace.core.errors import (
     HeadraceError,
@@ -23,6 +24,7 @@ from headrace.core.runtime import Ticket
 from headrace.engine import retention
 from headrace.engine.admission import check_seq
 from headrace.engine.collect import Collector, ReadRequest, take_runs
+from headrace.engine.collect_columns import ColumnCollector
 from headrace.engine.core_state import Core
 from headrace.engine.retention import LANE
 from headrace.engine.topic import Topic
@@ -49,7 +51,10 @@ class Tombstone(NamedTuple):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """What one read gives: columns in `rows`, or `records` one by one."""
+    """What one read gives: columns in `rows`, or `records` one by one.
+
+    A read that asked for columns has them in `batches`, and no `rows`.
+    """
 
     topic: str
     epoch: int
@@ -59,6 +64,7 @@ class Page(msgspec.Struct, frozen=True):
     earliest_seq: int
     tombstone: Tombstone | None
     scanned: int
+    batches: Sequence[pa.RecordBatch] = ()  # see storage/page_columns.py
 
     @property
     def records(self) -> list[Record]:
@@ -66,7 +72,7 @@ class Page(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        return sum(map(len, self.rows))
+        return sum(map(len, self.rows)) + sum(batch.num_rows for batch in self.batches)
 
     @property
     def caught_up(self) -> bool:
@@ -225,7 +231,8 @@ class _Walk:
             if lost is not None:
                 self._announce(*lost)
                 cursor = lost.last
-        self._collector = Collector(topic, max(cursor, 0), self._request)
+        collector = ColumnCollector if self._request.columns else Collector
+        self._collector: Collector = collector(topic, max(cursor, 0), self._request)
         self._walk()
 
     def _walk(self) -> None:
@@ -295,6 +302,7 @@ class _Walk:
                 topic.earliest_seq,
                 self._tombstone,
                 collector.scanned,
+                collector.batches if isinstance(collector, ColumnCollector) else (),
             )
         )
 

@@ -10,7 +10,7 @@ can be told; after a process death alone nothing that was acknowledged is missin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import NamedTuple
 
@@ -96,7 +96,11 @@ class Recovery:
         self.sealed_midway = False
 
     def run(self, progress: Progress = lambda _part: None) -> Recovered:
-        """Rebuild everything; the log can be started at the positions in the result."""
+        """Rebuild everything and open the log.
+
+        Uses nothing of the runtime but its clock, so it may run in a thread of its own while the
+        loop thread leaves the engine alone.
+        """
         core = self._core
         for directory in ("meta", "segments", "wal"):
             core.fs.mkdir(directory)
@@ -138,9 +142,6 @@ class Recovery:
         clean: bool,
         progress: Progress,
     ) -> dict[str, ShardScan]:
-        def on_file(done: int, of: int) -> None:
-            progress(done / of)
-
         try:
             return scan_all(
                 self._core.fs,
@@ -148,7 +149,7 @@ class Recovery:
                 starts,
                 self._apply,
                 must_go_on=not clean,
-                on_file=on_file,
+                on_progress=progress,
             )
         except WalCorrupt as error:
             good = self._last_good
@@ -281,7 +282,7 @@ class Recovery:
         for shard in core.shards:
             scan = scans.get(shard.directory)
             base = scan.end if scan is not None else starts.get(shard.directory, 0)
-            shard.start(base, first)
+            shard.open(base, first)
             first = []
 
     def _apply(self, kind: int, entry: bytes) -> None:
@@ -464,15 +465,21 @@ class Recovery:
             topic.reserved = max(topic.head, 0 if topic.needs_sync else topic.reserved)
             topic.reserve_from = topic.head
             core.trim(topic)
+        core.totals.build(core.by_id.values())
+        core.names.build(core.by_name)
         core.fit_memory()
 
-    def enforce_retention(self) -> None:
-        """Once the log takes entries again: what expired meanwhile goes, and is logged."""
+    def enforce_retention(self) -> Iterator[None]:
+        """Once the log takes entries again: what expired meanwhile goes, and is logged.
+
+        One topic at a time: whoever iterates may do something else in between.
+        """
         core = self._core
         for topic in list(core.by_id.values()):
             config = topic.config
-            if config.ttl_ms or config.cap_records or config.cap_bytes:
+            if topic.live and (config.ttl_ms or config.cap_records or config.cap_bytes):
                 retention.enforce(core, topic)
+                yield
 
 
 def _wal_number(snapshot: SnapshotState) -> int:

@@ -1,8 +1,9 @@
 """The sealed files of an engine, as the engine sees them: shown, merged, listed, at last removed.
 
 Only this file writes snapshots and unlinks what they made superfluous.  A file is removed when no
-retained or pinned snapshot lists it; log files when every retained snapshot replays
-from after them.  `checkpoint.py` says when; the parts that touch the disk run off the loop thread.
+retained or pinned snapshot lists it and nobody outside reads it (`pins.py`); log files when every
+retained snapshot replays from after them.  `checkpoint.py` says when; the parts that touch the disk
+run off the loop thread.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from headrace.core.errors import CorruptionError, HeadraceError
 from headrace.engine.core_state import Core
+from headrace.engine.pins import Pins
 from headrace.engine.topic import Topic
 from headrace.storage.catalog import LiveStats, TopicLiveness
 from headrace.storage.keys import KeyFileMeta
@@ -51,6 +53,8 @@ class SealedFiles:
         self._changed: dict[int, SegmentMeta] = {}
         self._removed: set[int] = set()
         self._unlisted: list[SegmentMeta] = []  # replaced; unlinked once nothing needs them
+        self._moved: list[SegmentMeta] = []  # cold, with a hot copy that may go
+        self.pins = Pins()
         self.key_files: list[KeyFileMeta] = []
         self._damaged: set[int] = set()  # files that could not be merged
         self.merges_total = 0
@@ -148,15 +152,36 @@ class SealedFiles:
         oldest, self._wal_number = newest if change.clean else self._wal_number, newest
         for path in removable(core.fs, self.snapshots.replay_positions(), oldest):
             core.fs.unlink(path)
-        retained = self.snapshots.retained_files()
-        self._unlisted = [
-            meta for meta in self._unlisted if meta.file_id in retained or not self._delete(meta)
-        ]
+        self._remove_unlisted()
         keys = self.snapshots.retained_key_files()
         for name in core.fs.listdir("meta"):
             match = _KEY_FILE.fullmatch(name)
             if match is not None and int(match[1]) not in keys:
                 core.fs.unlink(f"meta/{name}")
+
+    def _remove_unlisted(self) -> None:
+        retained = self.snapshots.retained_files()
+        for meta in list(self._unlisted):
+            needed = meta.file_id in retained or self.pins.holds(meta.file_id)
+            if not needed and self._delete(meta):
+                self._unlisted.remove(meta)
+
+    def drop_hot_copies(self, moved: list[SegmentMeta]) -> None:
+        """Off the loop: these are cold, so their hot copies go, unless somebody reads one."""
+        self._moved += moved
+        free = [meta for meta in self._moved if not self.pins.holds(meta.file_id)]
+        self._core.tiers.drop_hot_copies(free)
+        self._moved = [meta for meta in self._moved if meta not in free]
+
+    @property
+    def waits_for_pins(self) -> bool:
+        """Whether something may be there only because of pins."""
+        return bool(self._unlisted or self._moved)
+
+    def remove_let_go(self) -> None:
+        """Off the loop: what was kept for a reader outside goes."""
+        self._remove_unlisted()
+        self.drop_hot_copies([])
 
     def _delete(self, meta: SegmentMeta) -> bool:
         """Remove a file from its tier; one that cannot be reached is tried again next time."""

@@ -53,6 +53,7 @@ class Topic:
         "cap_floor",
         "changing",
         "config",
+        "counted",
         "crash_floor",
         "created_ms",
         "delete_floor",
@@ -62,6 +63,7 @@ class Topic:
         "head",
         "holes",
         "id",
+        "last_read_ms",
         "last_ts",
         "last_write_ms",
         "live",
@@ -110,6 +112,7 @@ class Topic:
         self.holes: BitMap64 | None = None
         self.gaps: list[tuple[int, int]] = []
         self.bytes = 0
+        self.counted = 0  # records with which `Totals` counts it
         self.sealed_to = 0  # records up to here are in files
         self.logged_to = 0  # the last record that is in the log or in a file
         self.sealing_to = 0  # up to here they are on their way there; 0 when none is
@@ -118,6 +121,7 @@ class Topic:
         self.ephemeral_bytes = 0  # of blocks in memory that are never stored
         self.last_ts = 0
         self.last_write_ms = 0
+        self.last_read_ms = 0  # when it was last consumed; 0: never since the start
         self.blocks = BlockList()
         self.tags: TagIndex | None = None  # of rows in memory, made on first use
         self.producers: dict[str, Producer] | None = None

@@ -4,8 +4,8 @@ Only this file knows the layout of an append entry (docs/formats/wal.md).  The s
 the write-ahead log stores, what memory keeps and what a checkpoint reads, so that nothing is
 converted, and no record is touched on its own, between a request and the sealed file.
 
-`Batch` is what a caller hands in, `Block` what the engine keeps, `Rows` what a read gives out;
-`Rows` is also what a sealed segment gives, so that readers see one shape from every tier.
+`Batch` is what a caller hands in as lists, `ColumnBatch` the same as buffers, `Block` what the
+engine keeps, and `Rows` (in `rows.py`) what a read gives out.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from headrace.storage.fs import Buffer
 from headrace.storage.headers import Header, decode_headers, encode_headers
-
-# Kinds of payload.  On-disk values: never change one.
-KIND_JSON = 0
-KIND_BYTES = 1
-KIND_COMMAND = 2
-KIND_MIXED = 255  # the kinds column says, record by record
+from headrace.storage.rows import KIND_BYTES as KIND_BYTES
+from headrace.storage.rows import KIND_COMMAND as KIND_COMMAND
+from headrace.storage.rows import KIND_JSON as KIND_JSON
+from headrace.storage.rows import KIND_MIXED as KIND_MIXED
+from headrace.storage.rows import Record as Record
+from headrace.storage.rows import Rows as Rows
 
 ENTRY_APPEND = 1
 
@@ -41,6 +42,11 @@ Blob = bytes  # Block has a field named `bytes`, which hides the type inside tha
 _DATA_ONLY = bytes(7)  # the modes of all other columns
 _SINGLE_AT = HEADER_BYTES + 8  # where the data of a single record starts, after two offsets
 _PADS = tuple(b"\0" * (-n % 8) for n in range(8))
+
+
+# mode, u32 offsets, a presence byte a row, values: the buffers of a column as they are stored.
+EncodedColumn = tuple[int, Buffer, Buffer, Buffer]
+_NOTHING: EncodedColumn = (ABSENT, b"", b"", b"")
 
 
 class Batch(NamedTuple):
@@ -64,108 +70,22 @@ class Batch(NamedTuple):
         return len(self.data)
 
 
-class Record(NamedTuple):
-    """One record, as a reader sees it.
+class ColumnBatch(NamedTuple):
+    """Records to append, as the buffers a block stores: see `column_batch.py`, which makes them.
 
-    >>> Record(seq=1, ts=1700000000000, data=b"{}").tag is None
-    True
+    Whoever makes one has validated it: nothing looks at its records again.
     """
 
-    seq: int
-    ts: int
-    data: bytes
-    tag: str | None = None
-    node: str | None = None
-    meta: bytes | None = None
-    headers: Sequence[Header] | None = None
-    kind: int = KIND_JSON
-    append_first_seq: int = 0
+    rows: int
+    kind: int
+    bytes: int  # data + meta bytes
+    data: EncodedColumn
+    tags: EncodedColumn = _NOTHING
+    nodes: EncodedColumn = _NOTHING
+    metas: EncodedColumn = _NOTHING
 
 
-class Rows:
-    """Records of one topic as parallel columns, in ascending seq; absent columns are None.
-
-    `ts`, `kinds` and `append_firsts` are one int where every row has the same value.
-    """
-
-    __slots__ = (
-        "append_firsts",
-        "data",
-        "headers",
-        "kinds",
-        "metas",
-        "nodes",
-        "seqs",
-        "tags",
-        "ts",
-    )
-
-    def __init__(
-        self,
-        seqs: Sequence[int],
-        ts: int | Sequence[int],
-        data: list[bytes],
-        kinds: int | Sequence[int] = KIND_JSON,
-        tags: list[str | None] | None = None,
-        nodes: list[str | None] | None = None,
-        metas: list[bytes | None] | None = None,
-        headers: list[Sequence[Header] | None] | None = None,
-        append_firsts: int | Sequence[int] = 0,
-    ) -> None:
-        assert len(seqs) == len(data)
-        self.seqs = seqs
-        self.ts = ts
-        self.data = data
-        self.kinds = kinds
-        self.tags = tags
-        self.nodes = nodes
-        self.metas = metas
-        self.headers = headers
-        self.append_firsts = append_firsts
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def pick(self, positions: Sequence[int]) -> Rows:
-        """The rows at these positions only, in order."""
-
-        def chosen(column: Sequence | None) -> list | None:  # type: ignore[type-arg]
-            return None if column is None else [column[i] for i in positions]
-
-        def chosen_or_one(column: int | Sequence[int]) -> int | Sequence[int]:
-            return column if isinstance(column, int) else [column[i] for i in positions]
-
-        return Rows(
-            [self.seqs[i] for i in positions],
-            chosen_or_one(self.ts),
-            [self.data[i] for i in positions],
-            chosen_or_one(self.kinds),
-            chosen(self.tags),
-            chosen(self.nodes),
-            chosen(self.metas),
-            chosen(self.headers),
-            chosen_or_one(self.append_firsts),
-        )
-
-    def records(self) -> list[Record]:
-        """The rows as `Record` objects."""
-        count = len(self.data)
-        ts, kinds, firsts = self.ts, self.kinds, self.append_firsts
-        none = [None] * count
-        return list(
-            map(
-                Record,
-                self.seqs,
-                [ts] * count if isinstance(ts, int) else ts,
-                self.data,
-                self.tags or none,
-                self.nodes or none,
-                self.metas or none,
-                self.headers or none,
-                [kinds] * count if isinstance(kinds, int) else kinds,
-                [firsts] * count if isinstance(firsts, int) else firsts,
-            )
-        )
+AnyBatch = Batch | ColumnBatch
 
 
 class _Column(NamedTuple):
@@ -258,6 +178,19 @@ class Block(msgspec.Struct, gc=False, eq=False):
         offsets, values = self._data_at()
         (length,) = _U32.unpack_from(self.raw, offsets + 4 * self.count)
         return view[offsets : offsets + 4 * (self.count + 1)], view[values : values + length]
+
+    def column_buffers(self, which: int) -> tuple[int, memoryview, memoryview, memoryview]:
+        """Mode, offsets, presence and values of an optional column, by number, without a copy."""
+        view = memoryview(self.raw)
+        mode, offsets, present, values = self._columns()[which]
+        items = 1 if mode == UNIFORM else self.count
+        length = _values_length(self.raw, self._columns()[which], self.count)
+        return (
+            mode,
+            view[offsets : offsets + 4 * (items + 1)],
+            view[present : present + self.count],
+            view[values : values + length],
+        )
 
     def _optional(self, which: int, start: int, stop: int) -> list[Blob | None] | None:
         column = self._columns()[which]
@@ -380,16 +313,12 @@ def _parse_layout(raw: bytes, count: int) -> tuple[_Column, ...]:
     return tuple(columns)
 
 
-_Encoded = tuple[int, bytes, bytes, bytes]  # mode, offsets, presence, values
-_NOTHING: _Encoded = (ABSENT, b"", b"", b"")
-
-
 def _encode_values(values: Sequence[bytes]) -> tuple[bytes, bytes]:
     ends = array("I", accumulate(map(len, values), initial=0))
     return ends.tobytes(), b"".join(values)
 
 
-def _encode_optional(values: Sequence[bytes | None] | None) -> _Encoded:
+def _encode_optional(values: Sequence[bytes | None] | None) -> EncodedColumn:
     if values is None:
         return _NOTHING
     if None not in values:
@@ -402,7 +331,7 @@ def _encode_optional(values: Sequence[bytes | None] | None) -> _Encoded:
     return NULLABLE, offsets, present, joined
 
 
-def _encode_texts(values: Sequence[str | None] | str | None) -> _Encoded:
+def _encode_texts(values: Sequence[str | None] | str | None) -> EncodedColumn:
     if values is None:
         return _NOTHING
     if isinstance(values, str):
@@ -439,7 +368,7 @@ def encode_block(
         )  # fmt: skip
         raw = b"".join((header, offsets, values, sidecar, pad))
         return Block(raw, first_seq, count, ts, arrived_ms, size)
-    columns = [
+    columns = (
         (DENSE, offsets, b"", values),
         _encode_texts(batch.tags),
         _encode_texts(batch.nodes),
@@ -447,23 +376,56 @@ def encode_block(
         _encode_optional(
             None if batch.headers is None else [encode_headers(h) for h in batch.headers]
         ),
-    ]
+    )
     kinds = batch.kinds or b""
     stamps = b""
     if batch.timestamps is not None:
         stamps = array("q", batch.timestamps).tobytes()
         ts = batch.timestamps[-1]
+    place = (topic_id, first_seq, ts, arrived_ms, reserved_to)
+    return _assemble(count, batch.kind, columns, kinds, stamps, place, sidecar)
+
+
+def encode_columns(
+    batch: ColumnBatch,
+    topic_id: int,
+    first_seq: int,
+    ts: int,
+    arrived_ms: int,
+    reserved_to: int = 0,
+    sidecar: bytes = b"",
+) -> Block:
+    """Build the block of a validated batch of columns: one copy, and no work per record."""
+    assert batch.rows > 0 and first_seq > 0, (batch.rows, first_seq)
+    place = (topic_id, first_seq, ts, arrived_ms, reserved_to)
+    columns = (batch.data, batch.tags, batch.nodes, batch.metas, _NOTHING)
+    block = _assemble(batch.rows, batch.kind, columns, b"", b"", place, sidecar)
+    assert block.bytes == batch.bytes, (block.bytes, batch.bytes)
+    return block
+
+
+def _assemble(
+    count: int,
+    kind: int,
+    columns: tuple[EncodedColumn, ...],
+    kinds: bytes,
+    stamps: bytes,
+    place: tuple[int, int, int, int, int],
+    sidecar: bytes,
+) -> Block:
+    """Lay the parts of a block out; `place` is what its header says of where and when."""
+    topic_id, first_seq, ts, arrived_ms, reserved_to = place
     parts = [stamps, *(c[1] for c in columns), *(c[2] for c in columns), kinds]
     parts += [*(c[3] for c in columns), sidecar]
     length = HEADER_BYTES + sum(map(len, parts))
     pad = _PADS[length & 7]
     header = HEADER.pack(
-        ENTRY_APPEND, KIND_MIXED if kinds else batch.kind, 0, length + len(pad), topic_id,
+        ENTRY_APPEND, KIND_MIXED if kinds else kind, 0, length + len(pad), topic_id,
         first_seq, ts, arrived_ms, reserved_to, count, len(sidecar), *(c[0] for c in columns),
         DENSE if kinds else ABSENT, DENSE if stamps else ABSENT, 0,
     )  # fmt: skip
     raw = b"".join((header, *parts, pad))
-    size += len(columns[3][3])
+    size = len(columns[0][3]) + len(columns[3][3])
     return Block(raw, first_seq, count, ts, arrived_ms, size)
 
 

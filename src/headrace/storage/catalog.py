@@ -84,6 +84,10 @@ class Catalog:
     def get(self, file_id: int) -> Segment:
         return self._segments[file_id]
 
+    def find(self, file_id: int) -> Segment | None:
+        """A file that may have left since it was seen."""
+        return self._segments.get(file_id)
+
     def segments(self) -> list[Segment]:
         """All of them, in no particular order: what `LiveStats.count` takes."""
         return list(self._segments.values())

@@ -54,9 +54,12 @@ class ShardScan:
 class Window:
     """A bounded view of a file: bytes at any offset, read a window at a time."""
 
-    def __init__(self, file: File, window_bytes: int) -> None:
+    def __init__(
+        self, file: File, window_bytes: int, on_read: Callable[[int], None] = lambda _offset: None
+    ) -> None:
         self._file = file
         self._window_bytes = window_bytes
+        self._on_read = on_read
         self._start = 0
         self._buffer = b""
         self.size = file.size()
@@ -65,6 +68,7 @@ class Window:
         """Up to `length` bytes at `offset`; fewer at the end of the file."""
         at = offset - self._start
         if at < 0 or at + length > len(self._buffer):
+            self._on_read(offset)
             want = max(length, self._window_bytes)
             self._buffer = self._read(offset, min(want, max(0, self.size - offset)))
             self._start, at = offset, 0
@@ -119,12 +123,12 @@ class ShardScanner:
         later = (base for n, base in sorted(self._bases.items()) if n > number)
         return next((base for base in later if base is not None), None)
 
-    def scan_file(self, number: int) -> None:
-        """Deliver every entry of this file that counts."""
+    def scan_file(self, number: int, on_read: Callable[[int], None]) -> None:
+        """Deliver every entry of this file that counts; `on_read` hears how far it has come."""
         path = file_path(self.result.directory, number)
         file = self._fs.open_read(path)
         try:
-            self._scan(path, number, Window(file, self._window_bytes))
+            self._scan(path, number, Window(file, self._window_bytes, on_read))
         finally:
             file.close()
 
@@ -290,6 +294,14 @@ def headers_after(window: Window, offset: int) -> Iterator[tuple[int, BatchHeade
         at += max(8, len(chunk) - BATCH_HEADER_BYTES - (len(chunk) - BATCH_HEADER_BYTES) % 8)
 
 
+def _file_bytes(fs: Filesystem, path: str) -> int:
+    file = fs.open_read(path)
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
 def scan_all(
     fs: Filesystem,
     found: dict[str, list[int]],
@@ -298,7 +310,7 @@ def scan_all(
     *,
     must_go_on: bool = False,
     window_bytes: int = WINDOW_BYTES,
-    on_file: Callable[[int, int], None] = lambda _done, _all: None,
+    on_progress: Callable[[float], None] = lambda _part: None,
 ) -> dict[str, ShardScan]:
     """Scan every shard, oldest file first whichever shard it is of.
 
@@ -311,7 +323,12 @@ def scan_all(
     }
     counted = {d: scanners[d].choose(numbers) for d, numbers in found.items()}
     order = sorted((number, d) for d, numbers in counted.items() for number in numbers)
-    for done, (number, directory) in enumerate(order):
-        on_file(done, len(order))
-        scanners[directory].scan_file(number)
+    sizes = [_file_bytes(fs, file_path(directory, number)) for number, directory in order]
+    done, total = 0, max(1, sum(sizes))
+    for size, (number, directory) in zip(sizes, order, strict=True):
+        scanners[directory].scan_file(
+            number,
+            lambda offset, done=done: on_progress((done + offset) / total),  # type: ignore[misc]
+        )
+        done += size
     return {d: scanner.finish(must_go_on=must_go_on) for d, scanner in scanners.items()}

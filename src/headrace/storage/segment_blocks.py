@@ -1,8 +1,8 @@
 """Blocks of the log as columns of a segment.
 
 `batch_of_blocks` is what a checkpoint does for every record it moves out of the log, so Python
-works per block here and never per row, except in the optional columns: one value a block is
-spread over its rows, and the offsets of payloads are shifted, by Arrow.
+works per block here and never per row, except in the optional columns of short blocks: one value a
+block is spread over its rows, and the offsets of payloads are shifted, by Arrow.
 
 It writes nothing: see `segment_writer.py`.
 """
@@ -14,11 +14,20 @@ from array import array
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import sub
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.storage.block import ABSENT, DENSE, HEADER_BYTES, KIND_MIXED, Block
+from headrace.storage.block import (
+    ABSENT,
+    DENSE,
+    HEADER_BYTES,
+    KIND_MIXED,
+    NULLABLE,
+    UNIFORM,
+    Block,
+)
 from headrace.storage.fs import Buffer
 from headrace.storage.segment import OPTIONAL_COLUMNS, OPTIONAL_TYPES, Column, schema_of
 
@@ -34,6 +43,8 @@ _MODES = slice(HEADER_BYTES - 8, HEADER_BYTES)
 # Where in them the modes of these columns are.
 _MODE_OF = {"tag": 1, "node": 2, "meta": 3, "headers": 4}
 _TS_MODE = 6
+# From so many rows of a block on, its optional columns are handed to Arrow as they lie.
+ARROW_ROWS_MIN = 16
 
 
 def optional_columns(blocks: Sequence[Block]) -> frozenset[str]:
@@ -61,7 +72,7 @@ class _Headers:
 def batch_of_blocks(pieces: Sequence[Piece]) -> pa.RecordBatch:
     """Rows of many blocks as one record batch, in the order given.
 
-    Python works per piece, never per row, except where rows have tags, nodes, metas or headers.
+    Python works per piece, never per row, except where short pieces have optional columns.
     Optional columns in which every value would be null are left out.
     """
     assert pieces, "a record batch needs at least one piece"
@@ -202,19 +213,54 @@ def _array_of_u32(raw: bytes) -> Column:
 
 def _optional_arrays(pieces: Sequence[Piece]) -> dict[str, Column]:
     """The optional columns that have a value in at least one of these rows."""
-    readers = {
-        "tag": Block.tags,
-        "node": Block.nodes,
-        "meta": Block.metas,
-        "headers": Block.headers,
-    }
     columns = {}
     for name in optional_columns([piece[1] for piece in pieces]):
-        read = readers[name]
-        values: list[object] = []
-        for _, block, start, stop in pieces:
-            values += read(block, start, stop) or [None] * (stop - start)
-        column = pa.array(values, OPTIONAL_TYPES[name])
+        column = _optional_array(name, pieces)
         if column.null_count < len(column):
             columns[name] = column
     return columns
+
+
+_READERS = {
+    "tag": Block.tags,
+    "node": Block.nodes,
+    "meta": Block.metas,
+    "headers": Block.headers,
+}
+
+
+def _optional_array(name: str, pieces: Sequence[Piece]) -> Column:
+    kind, read = OPTIONAL_TYPES[name], _READERS[name]
+    chunks: list[Column] = []
+    values: list[object] = []
+    for _, block, start, stop in pieces:
+        if stop - start < ARROW_ROWS_MIN or name == "headers":
+            values += read(block, start, stop) or [None] * (stop - start)
+            continue
+        if values:
+            chunks.append(pa.array(values, kind))
+            values = []
+        chunks.append(column_of_block(block, name, start, stop, kind))
+    if values:
+        chunks.append(pa.array(values, kind))
+    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+
+
+def column_of_block(block: Block, name: str, start: int, stop: int, kind: Any) -> Column:
+    """An optional column of a block, its offsets and values where they lie."""
+    mode, offsets, present, values = block.column_buffers(_MODE_OF[name])
+    if mode == ABSENT:
+        nothing: Column = pa.nulls(stop - start, kind)
+        return nothing
+    if mode == UNIFORM:
+        one: Any = pa.scalar(bytes(values), pa.binary()).cast(kind)
+        same: Column = pa.repeat(one, stop - start)
+        return same
+    bits = None
+    if mode == NULLABLE:
+        flags = pa.Array.from_buffers(pa.uint8(), block.count, [None, pa.py_buffer(present)])
+        bits = flags.cast(pa.bool_()).buffers()[1]
+    # Arrow's offsets have a sign, which no length of a block reaches.
+    buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(values)]
+    column: Column = pa.Array.from_buffers(kind, block.count, buffers)[start:stop]
+    return column

@@ -316,10 +316,10 @@ class Run:
     """One topic's rows in one file, numbered from 0 to `count` - 1."""
 
     __slots__ = (
-        "_first_row",
         "bytes",
         "count",
         "dense",
+        "first_row",
         "first_seq",
         "has_tags",
         "last_seq",
@@ -340,15 +340,15 @@ class Run:
         self.max_ts = directory.max_ts[position]
         self.dense = bool(directory.flags[position] & FLAG_DENSE)
         self.has_tags = bool(directory.flags[position] & FLAG_TAGS)
-        self._first_row = directory.first_rows[position]
-        self.count = directory.first_rows[position + 1] - self._first_row
+        self.first_row = directory.first_rows[position]
+        self.count = directory.first_rows[position + 1] - self.first_row
         assert self.count > 0 and self.first_seq <= self.last_seq, self.topic_id
 
-    def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+    def pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """(row group, first row in it, stop row in it) of the run's rows start..stop."""
         assert 0 <= start <= stop <= self.count, (start, stop, self.count)
         firsts = self.segment.index().group_first_rows
-        at, end = self._first_row + start, self._first_row + stop
+        at, end = self.first_row + start, self.first_row + stop
         group = bisect_right(firsts, at) - 1
         pieces = []
         while at < end:
@@ -359,7 +359,7 @@ class Run:
         return pieces
 
     def _number(self, column: str, row: int, wait: bool) -> int:
-        ((group, at, _),) = self._pieces(row, row + 1)
+        ((group, at, _),) = self.pieces(row, row + 1)
         offset, _ = self.segment.buffer(group, column, 1)
         value = self.segment.read(offset + 8 * at, 8, wait)
         return int.from_bytes(value, "little", signed=column == "ts")
@@ -395,7 +395,7 @@ class Run:
         if stop - start == self.count:
             return self.bytes
         total = 0
-        for group, a, b in self._pieces(start, stop):
+        for group, a, b in self.pieces(start, stop):
             for name, width in self._sized():
                 offset, _ = self.segment.buffer(group, name, 1)
                 low = self.segment.read(offset + width * a, width, wait)
@@ -410,7 +410,7 @@ class Run:
             return stop
         room = bytes_max
         for first in range(start, stop, FIT_ROWS):
-            for group, a, b in self._pieces(first, min(first + FIT_ROWS, stop)):
+            for group, a, b in self.pieces(first, min(first + FIT_ROWS, stop)):
                 columns = [
                     value_ends(self.segment, group, name, a, b, wait) for name, _ in self._sized()
                 ]
@@ -420,7 +420,7 @@ class Run:
                 fitting = bisect_right(sums, sums[0] + room) - 1 if room >= 0 else 0
                 if fitting < b - a:
                     index = self.segment.index()
-                    row = index.group_first_rows[group] + a + fitting - self._first_row
+                    row = index.group_first_rows[group] + a + fitting - self.first_row
                     return max(row, start + 1)
                 room -= sums[-1] - sums[0]
         return stop
@@ -435,7 +435,7 @@ class Run:
     def rows(self, start: int, stop: int, wait: bool = True) -> Rows:
         """Rows `start` to `stop` (exclusive) as columns."""
         parts: list[Rows] = []
-        for group, a, b in self._pieces(start, stop):
+        for group, a, b in self.pieces(start, stop):
             parts.append(self._rows_of(group, a, b, start, wait))
             start += b - a
         if len(parts) == 1:
@@ -480,7 +480,7 @@ class Run:
         segment, wanted = self.segment, tag.encode()
         length = len(wanted) if prefix else None
         found: list[int] = []
-        for group, a, b in self._pieces(0, self.count):
+        for group, a, b in self.pieces(0, self.count):
             order_at, _ = segment.buffer(group, "tag_order", 1)
 
             def key(position: int, group: int = group, order_at: int = order_at) -> _TagKey:
@@ -492,7 +492,7 @@ class Run:
             low = bisect_left(range(b), (False, wanted), lo=a, key=key)
             high = bisect_right(range(b), (False, wanted), lo=low, key=key)
             order = array("I", segment.read(order_at + 4 * low, 4 * (high - low), wait))
-            base = segment.index().group_first_rows[group] - self._first_row
+            base = segment.index().group_first_rows[group] - self.first_row
             found += sorted(base + row for row in order)
         if self.dense:
             return [self.first_seq + row for row in found]

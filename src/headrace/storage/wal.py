@@ -10,7 +10,8 @@ Only this file writes log batches.  The rules it owns:
 * after a failed write the file is left as it is and the log goes on in another, so that no
   half-written batch can come alive; after a failed sync nothing is ever written again.
 
-It does not know what entries mean.  `scan.py` reads what this file writes.
+It does not know what entries mean, and `wal_succession.py` makes its files.  `scan.py` reads what
+this file writes.
 """
 
 from __future__ import annotations
@@ -25,15 +26,11 @@ from typing import Protocol
 from headrace.core.clock import Random
 from headrace.core.errors import HeadraceError, Internal, NotReady
 from headrace.core.runtime import Runtime, Thunk
-from headrace.storage.frame import (
-    BATCH_HEADER_BYTES,
-    FORMAT_VERSION,
-    PAGE_BYTES,
-    FileHeader,
-    encode_batch_header,
-)
+from headrace.core.telemetry import BATCH_RECORDS, LATENCY_NS, SECONDS_PER_NS, Histogram
+from headrace.storage.frame import BATCH_HEADER_BYTES, PAGE_BYTES, encode_batch_header
 from headrace.storage.fs import Filesystem, write_all
-from headrace.storage.wal_file import WalFile, create_wal_file
+from headrace.storage.wal_file import WalFile
+from headrace.storage.wal_succession import Succession
 
 log = logging.getLogger("headrace.wal")
 
@@ -44,6 +41,8 @@ NO_MEANS_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 # The first file is small, so that an empty directory serves at once.
 FIRST_FILE_BYTES = 4 << 20
 NO_ROOM_RETRY_SECONDS = 5
+# Upper bounds of the histogram of sync times, in microseconds.
+SYNC_MICROS = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
 
 
 class Commit(Protocol):
@@ -82,24 +81,31 @@ class WalShard:
         self.pending_bytes = 0
         self.pending_bytes_max = pending_bytes_max
         self.batches_total = 0
+        self.frames_total = 0  # entries
         self.bytes_total = 0
         self.syncs_total = 0
+        self.rotations_total = 0
+        self.submit_full_total = 0  # commits that were not staged because too much was pending
+        self.depth_peak = 0
+        self.sync_micros = Histogram(SYNC_MICROS)
+        self.sync_durations = Histogram(LATENCY_NS, SECONDS_PER_NS)
+        self.batch_entries = Histogram(BATCH_RECORDS)
         self.sync_ns = 0  # of the last sync
+        self.write_ns = 0  # of the write that holds what is being settled
         self.after_settling: Thunk = _nothing  # once for each group, not for each commit
         self._fs = fs
         self._runtime = runtime
-        self._random = random
-        self._shard = shard
         self._lane = f"sync-{shard}"
-        self._next_number = next_number
-        self._file_bytes = file_bytes
-        self._zeroed_bytes = file_bytes if zeroed_bytes is None else min(file_bytes, zeroed_bytes)
+        self._files = Succession(
+            fs, runtime, random, directory, shard, next_number, file_bytes, zeroed_bytes
+        )
         self._batch_bytes_max = batch_bytes_max
         self._sync_interval_ms = sync_interval_ms
         self._pending: list[Commit] = []
         self._pending_now = False  # some pending commit needs no sync
         self._flush_asked = False
-        self._waiting: deque[tuple[int, list[Commit]]] = deque()
+        # Written up to a position in so many nanoseconds, and not synced that far.
+        self._waiting: deque[tuple[int, int, list[Commit]]] = deque()
         self._to_settle: deque[tuple[Commit, HeadraceError | None]] = deque()
         self._settling = False
         self._syncing = False
@@ -108,8 +114,6 @@ class WalShard:
         self._no_room: OSError | None = None
         self._closed = False
         self._current: WalFile
-        self._next: WalFile | None = None
-        self._preparing = False
         self._offset = PAGE_BYTES
         self._ordinal = 0
         self._must_rotate = False
@@ -124,14 +128,19 @@ class WalShard:
 
     def start(self, base: int, first: list[bytes]) -> None:
         """Open the shard at position `base` with these entries, durable on return."""
+        self.open(base, first)
+        self.prepare()
+
+    def open(self, base: int, first: list[bytes]) -> None:
+        """What `start` does without the runtime, so in any thread; `prepare` is still to come."""
         self._fs.mkdir(self.directory)
-        first_bytes = min(self._file_bytes, FIRST_FILE_BYTES)
+        first_bytes = min(self._files.file_bytes, FIRST_FILE_BYTES)
         try:
-            self._current = self._create(first_bytes, zeroed=first_bytes)
+            self._current = self._files.create(first_bytes, zeroed=first_bytes)
         except OSError as error:
             if error.errno not in NO_ROOM_ERRNOS:
                 raise
-            self._current = self._create(first_bytes, zeroed=0)  # it may just fit without
+            self._current = self._files.create(first_bytes, zeroed=0)  # it may just fit without
         self._fs.sync_dir(self.directory)
         self._current.base = base
         self.written = base + PAGE_BYTES
@@ -141,7 +150,10 @@ class WalShard:
         self._current.file.sync_data()
         self.durable = self.written
         self._new_group = True
-        self._prepare_next()
+
+    def prepare(self) -> None:
+        """Make the file of the next rotation ready, in the background."""
+        self._files.prepare()
 
     def close(self) -> None:
         """Write what is pending, close the last window, sync.  The lanes must be idle."""
@@ -155,17 +167,15 @@ class WalShard:
             self._sync_here()
         for file in {f.path: f for f in (*self._unsynced, self._current)}.values():
             file.file.close()
-        if self._next is not None:
-            self._discard(self._next)
+        self._files.close()
 
     def _sync_here(self) -> None:
-        target, files = self._begin_sync()
         try:
-            self._sync_files(files)
+            begun = self._sync_job(self._begin_sync())
         except OSError as error:
             self._synced(None, error)
             return
-        self._synced((target, files), None)
+        self._synced(begun, None)
 
     # Staging and writing
 
@@ -214,11 +224,14 @@ class WalShard:
         self._pending = []
         self._pending_now = False
         self.pending_bytes = 0
+        self.depth_peak = max(self.depth_peak, len(commits))
+        started = self._runtime.clock.monotonic_ns()
         failure, done = self._write(commits)
+        self.write_ns = write_ns = self._runtime.clock.monotonic_ns() - started
         waiting = [commit for commit in commits[:done] if commit.needs_sync]
         if waiting and self._poison is None:
             # Before anything is settled: what settling stages has to come after these.
-            self._waiting.append((self.written, waiting))
+            self._waiting.append((self.written, write_ns, waiting))
         elif waiting:
             self._settle(waiting, _unknown_outcome(self._poison or OSError()))
         self._settle([commit for commit in commits[:done] if not commit.needs_sync], None)
@@ -292,6 +305,8 @@ class WalShard:
             if current not in self._unsynced:
                 self._unsynced = (*self._unsynced, current)
         self.batches_total += 1
+        self.frames_total += entries
+        self.batch_entries.observe(entries)
         self.bytes_total += need
         self._quiet = entries == 0
 
@@ -312,10 +327,10 @@ class WalShard:
         return self._current.base
 
     def _rotate(self) -> None:
-        ready, self._next = self._next, None
+        ready = self._files.take()
         if ready is None:
             # Nothing was ready: a bare file now, rather than a stall or a refusal.
-            ready = self._create(self._file_bytes, zeroed=0)
+            ready = self._files.create(self._files.file_bytes, zeroed=0)
             self._names_unsynced = True
         # A file in which no write succeeded takes no room in the count of bytes.
         ready.base = self._current.base + (self._offset if self._ordinal else 0)
@@ -325,49 +340,19 @@ class WalShard:
         self._offset = PAGE_BYTES
         self._ordinal = 0
         self._must_rotate = False
-        self._prepare_next()
-
-    def _create(self, limit: int, *, zeroed: int) -> WalFile:
-        header = FileHeader(
-            FORMAT_VERSION, self._random.u32(), self._next_number(), self._runtime.clock.wall_ms(),
-            self._shard, self._fs.boot_id(),
-        )  # fmt: skip
-        return create_wal_file(self._fs, self.directory, header, limit, zeroed)
-
-    def _prepare_next(self) -> None:
-        if self._next is not None or self._preparing or self._closed:
-            return
-        self._preparing = True
-
-        def prepare() -> WalFile:
-            ready = self._create(self._file_bytes, zeroed=self._zeroed_bytes)
-            self._fs.sync_dir(self.directory)
-            return ready
-
-        self._runtime.submit("prepare", prepare, self._prepared)
-
-    def _prepared(self, ready: object, error: BaseException | None) -> None:
-        self._preparing = False
-        if not isinstance(ready, WalFile):
-            return  # The next rotation makes a bare file, and says so if it cannot.
-        if self._closed:
-            self._discard(ready)
-        elif ready.number < self._current.number:
-            # A bare file overtook it: numbers must ascend, so this one cannot follow.
-            self._runtime.submit("prepare", lambda: self._discard(ready), _ignore)
-            self._prepare_next()
-        else:
-            assert self._next is None
-            self._next = ready
-
-    def _discard(self, file: WalFile) -> None:
-        file.file.close()
-        self._fs.unlink(file.path)
+        self.rotations_total += 1
+        if not self._closed:
+            self._files.prepare()
 
     @property
     def preparing(self) -> bool:
         """Whether a file that a rotation could use is on its way."""
-        return self._preparing and self._next is None
+        return self._files.preparing
+
+    @property
+    def depth(self) -> int:
+        """Commits that wait to be written."""
+        return len(self._pending)
 
     # Syncing
 
@@ -375,6 +360,15 @@ class WalShard:
         """Sync what was written at once, although nobody waits for it."""
         if self.written > self.durable:
             self._want_sync(urgent=True)
+
+    def when_durable(self, commit: Commit) -> None:
+        """Settle a commit that is not to be written once everything written so far is on disk."""
+        refusal = self.refusal() if self._poison is not None else None
+        if refusal is not None or self.written <= self.durable:
+            self._settle([commit], refusal)
+            return
+        self._waiting.append((self.written, 0, [commit]))
+        self._want_sync(urgent=True)
 
     def _want_sync(self, *, urgent: bool) -> None:
         if self._poison is not None:
@@ -404,8 +398,7 @@ class WalShard:
     def _sync_job(self, begun: tuple[int, tuple[WalFile, ...]]) -> object:
         started = self._runtime.clock.monotonic_ns()
         self._sync_files(begun[1])
-        self.sync_ns = self._runtime.clock.monotonic_ns() - started
-        return begun
+        return *begun, self._runtime.clock.monotonic_ns() - started
 
     def _sync_files(self, files: tuple[WalFile, ...]) -> None:
         if self._names_unsynced:
@@ -421,12 +414,15 @@ class WalShard:
             self._poisoned(error if isinstance(error, OSError) else OSError(str(error)))
             return
         assert isinstance(value, tuple)
-        target, files = value
+        target, files, self.sync_ns = value
         self.syncs_total += 1
+        self.sync_micros.observe(self.sync_ns // 1000)
+        self.sync_durations.observe(self.sync_ns)
         self.durable = max(self.durable, target)
         self._forget_synced(files)
         while self._waiting and self._waiting[0][0] <= self.durable:
-            self._settle(self._waiting.popleft()[1], None)
+            _, self.write_ns, commits = self._waiting.popleft()
+            self._settle(commits, None)
         self.after_settling()
         if self._closed:
             return
@@ -465,7 +461,7 @@ class WalShard:
     def _poisoned(self, error: OSError) -> None:
         self._poison = error
         waiting, self._waiting = self._waiting, deque()
-        for _, commits in waiting:
+        for _, _, commits in waiting:
             self._settle(commits, _unknown_outcome(error))
         pending, self._pending = self._pending, []
         self.pending_bytes = 0
@@ -473,10 +469,6 @@ class WalShard:
 
 
 def _nothing() -> None:
-    pass
-
-
-def _ignore(_value: object, _error: BaseException | None) -> None:
     pass
 
 

@@ -71,21 +71,18 @@ class Outlet:
 class Exchange:
     """A request.  `body` is whole and decompressed, unless the route takes it as a stream."""
 
-    __slots__ = (
-        "answered",
-        "body",
-        "headers",
-        "key",
-        "method",
-        "on_abort",
-        "on_answered",
-        "on_body",
-        "params",
-        "path",
-        "query",
-        "route",
-        "started_ns",
-    )
+    # What most requests never set stays here: a request is made for each append.
+    body: bytes = b""
+    params: Sequence[str] = ()  # of the path, decoded
+    route: Route | None = None
+    key: Key | None = None
+    answered: bool = False
+    # Of a route that takes its body as a stream: each piece, and b"" at the end.
+    on_body: Callable[[bytes], None] | None = None
+    # The client went away before there was an answer.
+    on_abort: Callable[[], None] | None = None
+    # The answer, or the stream, has come to its end; for whoever counts.
+    on_answered: Callable[[Exchange, int], None] | None = None
 
     def __init__(
         self, method: str, path: str, query: str, headers: dict[bytes, bytes], started_ns: int
@@ -95,17 +92,6 @@ class Exchange:
         self.query = query  # as sent, without the "?"
         self.headers = headers  # by lower-case name; repeated ones are joined with ", "
         self.started_ns = started_ns  # of the engine's monotonic clock
-        self.body = b""
-        self.params: Sequence[str] = ()  # of the path, decoded
-        self.route: Route | None = None
-        self.key: Key | None = None
-        self.answered = False
-        # Of a route that takes its body as a stream: each piece, and b"" at the end.
-        self.on_body: Callable[[bytes], None] | None = None
-        # The client went away before there was an answer.
-        self.on_abort: Callable[[], None] | None = None
-        # The answer, or the stream, has come to its end; for whoever counts.
-        self.on_answered: Callable[[Exchange, int], None] | None = None
 
     def header(self, name: bytes) -> str:
         """A header's value as text; "" when it is not there."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from headrace.core.errors import (
+    Internal,
     InvalidRequest,
     Throttled,
     TopicExistsIncompatible,
@@ -15,7 +17,10 @@ from headrace.core.errors import (
     TopicNotFound,
 )
 from headrace.engine.engine import Engine
+from headrace.engine.topic import Topic
 from headrace.engine.topic_config import TopicConfig, decode_config, make_config
+from headrace.testing.faultfs import Fault, FaultFilesystem, FaultPlan
+from headrace.testing.simdisk import SimDisk
 
 Start = Callable[..., Engine]
 
@@ -259,6 +264,52 @@ def test_a_waiting_reader_hears_of_the_delete(engine: Engine) -> None:
     engine.delete_topic("t").result()
     assert waiting.done and waiting.error is None
     assert isinstance(engine.read("t", 1).error, TopicNotFound)
+
+
+def test_deletion_is_heard_at_once_and_after_the_answer(engine: Engine) -> None:
+    heard: list[str] = []
+
+    def failing(_topic: Topic) -> None:
+        raise RuntimeError("a listener's own mistake")
+
+    core = engine.core
+    core.on_topic_created += [failing, lambda topic: heard.append(f"created {topic.name}")]
+    core.on_topic_deleted += [failing, lambda topic: heard.append(f"deleted {topic.epoch}")]
+    engine.append("t", [1]).result()
+    first = engine.topic("t").epoch
+    waiting = engine.wait("t", 1)
+    ticket = engine.delete_topic("t")
+    ticket.when_done(lambda _done: heard.append(f"answered, waiter {waiting.done}"))
+    assert not waiting.done, "not before it is durable"
+    ticket.result()
+    assert waiting.done
+    assert heard == ["created t", "answered, waiter True", f"deleted {first}"]
+    assert engine.delete_topic("t").result().deleted is False
+    assert len(heard) == 3
+    engine.put_topic("t").result()
+    assert heard[3:] == ["created t"]
+
+
+def test_a_delete_that_the_log_refuses_is_not_heard(start: Start) -> None:
+    on = False
+
+    def hook(_operation: str, path: str) -> None:
+        if on:
+            raise OSError(errno.EIO, "injected", path)
+
+    plan = FaultPlan(Fault("sync_data", 1, "call", forever=True, hook=hook))
+    engine = start(FaultFilesystem(SimDisk(), plan))
+    heard: list[str] = []
+    engine.core.on_topic_deleted.append(lambda topic: heard.append(topic.name))
+    engine.append("t", [1, 2]).result()
+    waiting = engine.wait("t", 2)
+    on = True
+    with pytest.raises(Internal):
+        engine.delete_topic("t").result()
+    assert not heard and not waiting.done
+    assert [info.topic for info in engine.topics()] == ["t"]
+    totals = engine.core.totals
+    assert (totals.topics, totals.records, totals.by_class["disk"]) == (1, 2, 1)
 
 
 def test_topics_are_listed_by_name(engine: Engine) -> None:

@@ -286,6 +286,72 @@ def test_a_shard_goes_on_where_another_ended() -> None:
     assert survivors(log) == [0, 99], "durable before start returns"
 
 
+# Counting
+
+
+def test_a_shard_counts_what_it_does() -> None:
+    log = Log(file_bytes=32 << 10)
+    shard = log.shard
+    # The first file begins with an empty batch, synced before anybody counts.
+    assert (shard.batches_total, shard.frames_total, shard.syncs_total) == (1, 0, 0)
+    for _ in range(3):
+        for sync in (False, True):
+            log.stage(sync=sync)
+        assert shard.depth == 2
+        log.run()
+    assert (shard.depth, shard.depth_peak, shard.frames_total) == (0, 2, 6)
+    assert shard.syncs_total == sum(shard.sync_micros.counts) == 3
+    assert shard.rotations_total == 0
+    while not shard.rotations_total:
+        log.stage(size=3_000)
+        log.run(60)
+    assert len(discover(log.disk)["wal"]) == 3, "two with batches, and the next"
+    log.stage(size=-1, sync=True)
+    frames = shard.frames_total
+    log.run(1_000)
+    assert shard.frames_total == frames, "barriers and empty batches are no entries"
+
+
+def test_what_is_written_already_is_settled_once_it_is_durable() -> None:
+    log = Log()
+    quick = Entry(log, 7, True, -1)
+    log.shard.when_durable(quick)
+    assert quick.settled, "everything written is durable"
+    log.stage()
+    log.run()
+    late = Entry(log, 8, True, -1)
+    log.shard.when_durable(late)
+    assert not late.settled and log.shard.durable < log.shard.written
+    log.run()
+    assert late.settled and log.shard.durable == log.shard.written
+    assert numbers(log.disk) == [0], "it is not written itself"
+
+
+def test_the_time_of_a_write_is_that_of_its_own_turn() -> None:
+    slow_ms = 0
+    times: list[int] = []
+
+    class Timed(Entry):
+        def settle(self, error: HeadraceError | None) -> None:
+            times.append(log.shard.write_ns // 1_000_000)
+            super().settle(error)
+
+    def hook(_operation: str, _path: str) -> None:
+        if slow_ms:
+            log.clock.advance(slow_ms)
+
+    plan = FaultPlan(Fault("pwritev", 1, "call", forever=True, hook=hook))
+    log = Log(FaultFilesystem(SimDisk(), plan))
+    slow_ms = 5
+    log.shard.stage(Timed(log, 0, True, 100))
+    log.shard.flush()
+    slow_ms = 2
+    log.shard.stage(Timed(log, 1, False, 100))
+    log.shard.flush()
+    log.run()
+    assert times == [2, 5]
+
+
 # Failure
 
 

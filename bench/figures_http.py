@@ -1,0 +1,129 @@
+"""The figures of the server under load, with their goals; `figures.py` adds them to the others."""
+
+from __future__ import annotations
+
+from bench.goals import Figure, Goal, Values, at_least, at_most
+from bench.goals import figures_of as _case
+
+WATCHERS = (0, 1, 10, 1_000)
+_LONE_SYNC = "the same, 1 connection"
+
+
+def _load(case: str, name: str, about: str, cpu: Goal | None, p99: Goal | None) -> list[Figure]:
+    """What every closed loop of requests is described by."""
+    return _case(
+        case,
+        (f"{name}_cpu", "µs", f"{about}: server CPU a request", cpu),
+        (f"{name}_rate", "requests/s", f"{about}: wall clock", None),
+        (f"{name}_p50", "µs", f"{about}: latency p50", None),
+        (f"{name}_p99", "µs", f"{about}: latency p99", p99),
+    )
+
+
+def _bulk(case: str, name: str, unit: str, about: str, goal: Goal) -> list[Figure]:
+    return _case(
+        case,
+        (f"{name}", f"{unit}/s", f"{about}: wall clock", goal),
+        (f"{name}_cpu", f"{unit}/CPU s", f"{about}: server CPU", None),
+    )
+
+
+def _watchers(count: int) -> list[Figure]:
+    name = f"http_sse_{count}"
+    about = f"{count:,} watcher{'s' if count > 1 else ''}, 20 appends/s"
+    p50 = at_most(12 if count == 1_000 else 2)
+    return _case(
+        "http_sse",
+        (f"{name}_p50", "ms", f"{about}: delivery p50", p50),
+        (f"{name}_p99", "ms", f"{about}: delivery p99", None),
+        (f"{name}_writer_p99", "ms", f"{about}: the writer's p99", _writer_goal()),
+        (f"{name}_cpu", "µs", f"{about}: server CPU per delivery", None),
+    )
+
+
+def _writer_goal() -> Goal:
+    def bound(values: Values) -> float:
+        return values["http_sse_0_writer_p99"] + 3
+
+    return Goal(True, bound, "<= without x 1 + 3")
+
+
+_SINGLE = "1 x 256 B, 64 connections"
+_ONE = "1 x 256 B, 1 connection"
+
+HTTP_FIGURES: tuple[Figure, ...] = (
+    *_load("http_append", "http_append_disk", f"{_SINGLE}, class disk", at_most(25), None),
+    *_load("http_append", "http_append_fsync", f"{_SINGLE}, class fsync", at_most(35), None),
+    *_load("http_append", "http_append_one_disk", f"{_ONE}, class disk", None, None),
+    *_load("http_append", "http_append_one_fsync", f"{_ONE}, class fsync", None, None),
+    *_case(
+        "http_append",
+        ("http_append_generator_cpu", "µs", "the generator's own CPU a request, disk", None),
+    ),
+    *_bulk("http_batch", "http_batch_100", "records", "100 x 150 B as JSON", at_least(600_000)),
+    *_bulk("http_batch", "http_batch_1000", "records", "1,000 x 150 B", at_least(1_000_000)),
+    *_bulk("http_diff", "http_diff_1000", "records", "1,000 x 150 B as JSON", at_least(700_000)),
+    *_bulk(
+        "http_arrow", "http_arrow_append_binary", "rows",
+        "append of 10,000 x 150 B as binary", at_least(3_000_000),
+    ),
+    *_bulk(
+        "http_arrow", "http_arrow_append_utf8", "rows",
+        "append of 10,000 x 150 B as utf8", at_least(1_200_000),
+    ),
+    *_bulk(
+        "http_arrow", "http_arrow_diff_binary", "rows",
+        "diff of 10,000 x 150 B as binary", at_least(3_000_000),
+    ),
+    *_bulk(
+        "http_arrow", "http_arrow_diff_utf8", "rows",
+        "diff of 10,000 x 150 B as utf8", at_least(1_200_000),
+    ),
+    *_case(
+        "http_latency",
+        ("http_latency_saturation", "requests/s", f"{_SINGLE}, class fsync, closed loop", None),
+        ("http_latency_rate", "requests/s", "half of that, open loop: what was reached", None),
+        ("http_latency_p50", "ms", "acknowledgement at half of saturation: p50", None),
+        ("http_latency_p99", "ms", "the same, p99", at_most(9.99)),
+        ("http_latency_p999", "ms", "the same, p99.9", None),
+    ),
+    *_case(
+        "http_sse",
+        ("http_sse_0_writer_p99", "ms", "no watcher, 20 appends/s: the writer's p99", None),
+        ("http_sse_0_writer_p50", "ms", "the same, p50", None),
+    ),
+    *(figure for count in WATCHERS[1:] for figure in _watchers(count)),
+    *_case(
+        "http_idle",
+        ("http_idle_topics", "MB", "100,000 topics with one record, made over HTTP: RSS", None),
+        ("http_idle_resident", "MB", "the same and 5,000 idle watchers: RSS", at_most(1_000)),
+        ("http_idle_watcher_kb", "kB", "RSS that each idle watcher added", None),
+        ("http_idle_cpu", "ms", "CPU a second while all of them are idle", None),
+    ),
+    *_case(
+        "http_hostile",
+        ("http_hostile_quiet_p99", "ms", "2,000 appends/s and nobody else: p99", None),
+        (
+            "http_hostile_p99", "ms", "the same beside 200 slowloris and 50 stalled readers: p99",
+            Goal(True, lambda v: 2 * v["http_hostile_quiet_p99"], "<= 2 x quiet"),
+        ),
+        ("http_hostile_growth", "MB", "RSS that these 250 connections added", at_most(67)),
+    ),
+    *_load("http_h2", "http_h2_disk", "1 x 256 B over h2c, 4 x 16 streams, disk", None, None),
+    *_load("http_websocket", "http_websocket_publish", "publish, 64 sockets", None, None),
+    *_case(
+        "http_websocket",
+        ("http_websocket_delivery_p50", "ms", "10 subscribers, 20 publishes/s: p50", None),
+        ("http_websocket_delivery_p99", "ms", "the same, p99", None),
+    ),
+    *_case(
+        "http_soak",
+        ("http_soak_growth", "x", "mixed load: RSS of the last quarter to the second",
+         at_most(1.05)),
+        ("http_soak_resident", "MB", "RSS at the end", None),
+        ("http_soak_rate", "requests/s", "requests answered", None),
+        ("http_soak_p99", "ms", "append p99, worst minute", None),
+        ("http_soak_gc_pause", "ms", "the longest garbage collection", None),
+        ("http_soak_minutes", "min", "how long it ran", None),
+    ),
+)  # fmt: skip

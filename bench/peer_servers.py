@@ -1,0 +1,179 @@
+"""Redis, NATS and the Node reference server of Durable Streams: installed, started, stopped.
+
+Everything comes from the ordinary registries (Debian's and npm's), listens on 127.0.0.1 only and
+keeps its data in a directory of ours that is removed afterwards.  What cannot be had here is left
+out of the table, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench.served import Served, ServerFailed, free_port, started
+from bench.wires import HOST, document
+from bench.wires_peers import Nats
+
+INSTALL_SECONDS = 300.0
+# Where programs are that a service runs, not a person.
+MORE_PATH = ("/usr/sbin", "/usr/local/sbin", "/sbin")
+PROGRAMS = {"redis": "redis-server", "nats": "nats-server"}
+PACKAGE = "@durable-streams/server"
+STREAM_PATH = "/v1/stream/orders"
+STREAM_RECORD = document().decode()
+
+
+class NotOffered(Exception):
+    """This version of a server cannot do what the row asks for."""
+
+
+def program(name: str) -> str | None:
+    path = os.pathsep.join([os.environ.get("PATH", ""), *MORE_PATH])
+    return shutil.which(name, path=path)
+
+
+def cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base, "headrace-bench")
+
+
+def install(say: Callable[[str], None]) -> dict[str, str]:
+    """Install what is missing; for each server that is still missing, why."""
+    missing = {}
+    for kind, name in PROGRAMS.items():
+        problem = None if program(name) else apt_install(name, say)
+        if problem:
+            missing[kind] = problem
+    problem = npm_install(say)
+    if problem:
+        missing["durable-streams"] = problem
+    return missing
+
+
+def apt_install(package: str, say: Callable[[str], None]) -> str | None:
+    """The reason, if it did not work."""
+    if not shutil.which("apt-get"):
+        return f"{package} is not installed, and there is no apt-get to install it with"
+    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    say(f"installing {package}")
+    # A package that wants to start its service is told that this is not the time.
+    command = [*sudo, "env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "apt-get", "install"]
+    problem = run([*command, "-y", "--no-install-recommends", package])
+    if problem and run([*sudo, "apt-get", "update"]) is None:
+        problem = run([*command, "-y", "--no-install-recommends", package])
+    return problem
+
+
+def npm_install(say: Callable[[str], None]) -> str | None:
+    if (cache() / "node_modules" / PACKAGE / "package.json").exists() and program("node"):
+        return None
+    for name, package in (("node", "nodejs"), ("npm", "npm")):
+        problem = None if program(name) else apt_install(package, say)
+        if problem:
+            return problem
+    say(f"installing {PACKAGE}")
+    cache().mkdir(parents=True, exist_ok=True)
+    return run(["npm", "install", "--no-audit", "--no-fund", "--prefix", str(cache()), PACKAGE])
+
+
+def run(command: list[str]) -> str | None:
+    """The end of what it said, if it failed."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{command[0]}: {error}"
+    if done.returncode == 0:
+        return None
+    last = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    return " ".join([*last[-1:], f"({' '.join(command)})"])
+
+
+@contextlib.contextmanager
+def redis(directory: str, policy: str) -> Iterator[Served]:
+    """`policy` is Redis's own appendfsync: always, or everysec."""
+    port = free_port()
+    options = {
+        "bind": HOST,
+        "port": str(port),
+        "dir": directory,
+        "save": "",
+        "appendonly": "yes",
+        "appendfsync": policy,
+        # A rewrite of the file would be measured as if appends cost it.
+        "auto-aof-rewrite-percentage": "0",
+    }
+    command = [str(program(PROGRAMS["redis"]))]
+    for name, value in options.items():
+        command += [f"--{name}", value]
+    with started(command, port, directory) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def nats(directory: str, sync: str) -> Iterator[Served]:
+    """JetStream with one stream in a file; `sync` is "default" (each two minutes) or "always"."""
+    port = free_port()
+    store = f'store_dir: "{directory}/store"'
+    if sync == "always":
+        store += ", sync_interval: always"
+    config = Path(directory, "nats.conf")
+    config.write_text(f"listen: {HOST}:{port}\njetstream {{ {store} }}\n")
+    server_program = str(program(PROGRAMS["nats"]))
+    refused = run([server_program, "-t", "-c", str(config)])
+    if refused and "unknown field" in refused:
+        version = subprocess.run([server_program, "--version"], capture_output=True, text=True)
+        raise NotOffered(f"{version.stdout.strip()} has no such setting")
+    if refused:
+        raise ServerFailed(refused)
+    with started([server_program, "-c", str(config)], port, directory) as server:
+        connection = Nats(port)
+        stream = {
+            "name": "ORDERS",
+            "subjects": ["orders"],
+            "storage": "file",
+            "retention": "limits",
+        }
+        connection.ask("$JS.API.STREAM.CREATE.ORDERS", stream)
+        connection.close()
+        yield server
+
+
+NODE_PROGRAM = """
+import { createRequire } from "node:module";
+const require = createRequire(process.argv[2] + "/");
+const { DurableStreamTestServer } = require("@durable-streams/server");
+const options = JSON.parse(process.argv[3]);
+await new DurableStreamTestServer(options).start();
+"""
+
+
+@contextlib.contextmanager
+def durable_streams(directory: str, stored: bool) -> Iterator[Served]:
+    """The reference server in Node, in memory or on files, with one JSON stream."""
+    port = free_port()
+    options: dict[str, object] = {"host": HOST, "port": port}
+    if stored:
+        options["dataDir"] = f"{directory}/streams"
+    source = Path(directory, "serve.mjs")
+    source.write_text(NODE_PROGRAM)
+    command = [str(program("node")), str(source), str(cache()), json.dumps(options)]
+    with started(command, port, directory) as server:
+        put_stream(port)
+        yield server
+
+
+def put_stream(port: int) -> None:
+    import http.client
+
+    connection = http.client.HTTPConnection(HOST, port, timeout=10)
+    connection.request("PUT", STREAM_PATH, headers={"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    if answer.status not in (200, 201):
+        raise ServerFailed(f"PUT {STREAM_PATH}: {answer.status} {text[:200]!r}")

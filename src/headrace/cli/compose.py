@@ -1,0 +1,89 @@
+"""Putting a server together: the engine, the dialects, the gate and the transports, once each.
+
+The composition root: the only file that knows all of them.  It starts nothing and opens nothing;
+`cli/serve.py` does, in the right order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import NamedTuple
+
+from headrace.core.limits import heartbeat_ms_min
+from headrace.core.settings import Settings
+from headrace.engine.engine import Engine
+from headrace.server.app import App
+from headrace.server.auth import KeyRing
+from headrace.server.gate import Gate
+from headrace.server.http1 import Http1Protocol
+from headrace.storage.fs import RealFilesystem
+from headrace.wire.docs_page import Documents
+from headrace.wire.metrics import Metrics
+from headrace.wire.metrics_process import ProcessWatch, watch_process
+from headrace.wire.native import TOPICS
+from headrace.wire.native_live import LiveApi
+from headrace.wire.native_probes import Probes
+from headrace.wire.native_routes import native_routes
+from headrace.wire.native_segments import SegmentsApi
+from headrace.wire.routes import RouteTable
+
+STATM_BYTES_MAX = 256
+# Tests of heartbeats cannot wait for a second each.
+SHORTEST_HEARTBEAT = "HEADRACE_TEST_MIN_HEARTBEAT_MS"
+
+
+class Server(NamedTuple):
+    """What the parts are together."""
+
+    app: App
+    live: LiveApi
+    watch: ProcessWatch
+
+    def protocol(self) -> asyncio.Protocol:
+        """A new connection's."""
+        return Http1Protocol(self.app)
+
+
+def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
+    """Every route of every dialect behind one gate, on an engine that need not be ready yet."""
+    metrics = Metrics()
+    probes = Probes(engine, metrics, TOPICS)
+    shortest = int(os.environ.get(SHORTEST_HEARTBEAT, heartbeat_ms_min))
+    live = LiveApi(engine, settings, metrics, shortest_heartbeat_ms=shortest)
+    table = RouteTable(
+        [
+            *native_routes(engine, settings, metrics),
+            *SegmentsApi(engine, settings).routes(),
+            *live.routes(),
+            *probes.routes(),
+        ]
+    )
+    for route in Documents(table.routes, settings, TOPICS).routes():
+        table.add(route)
+    app = App(settings, table, Gate(settings, keys), engine.runtime, metrics)
+    probes.state = lambda: app.state
+
+    sources = metrics.sources
+    sources.open_connections = lambda: len(app.connections)
+    sources.request_body_bytes = lambda: app.budget.used
+    sources.response_pending_bytes = lambda: app.pending_bytes
+    sources.parked_requests = lambda: app.parked
+    return Server(app, live, watch_process(metrics, engine.runtime, resident_bytes))
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use now; 0 where the machine does not tell.
+
+    >>> resident_bytes() > 1_000_000
+    True
+    """
+    try:
+        file = RealFilesystem("/proc/self").open_read("statm")
+    except OSError:
+        return 0
+    try:
+        pages = file.pread(STATM_BYTES_MAX, 0).split()[1]
+    finally:
+        file.close()
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

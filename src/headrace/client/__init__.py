@@ -1,0 +1,33 @@
+"""A client of the native API, synchronous and for asyncio, on HTTP/1.1.
+
+`Client` and `AsyncClient` have the same calls; the first is generated from the second.  `models.py`
+has what they send and answer with, `calls.py` the requests, `retry.py` when to try again.  Errors
+are those of core/errors.py, by their code.  No package is needed that the server does not need;
+pyarrow is imported by the calls that speak Arrow.
+"""
+
+from headrace.client._async.client import AsyncClient as AsyncClient
+from headrace.client._sync.client import Client as Client
+from headrace.client.message import Response as Response
+from headrace.client.models import Appended as Appended
+from headrace.client.models import ArrowPage as ArrowPage
+from headrace.client.models import Draft as Draft
+from headrace.client.models import Page as Page
+from headrace.client.models import Producer as Producer
+from headrace.client.models import Record as Record
+from headrace.client.models import Tombstone as Tombstone
+from headrace.client.models import TopicState as TopicState
+
+__all__ = [
+    "Appended",
+    "ArrowPage",
+    "AsyncClient",
+    "Client",
+    "Draft",
+    "Page",
+    "Producer",
+    "Record",
+    "Response",
+    "Tombstone",
+    "TopicState",
+]

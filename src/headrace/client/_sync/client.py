@@ -1,0 +1,360 @@
+# Written by tools/unasync.py from _async/client.py: change that, then run it.
+"""The client for programs without an event loop: every call of the native API that a program makes.
+
+The rule it owns: each call is tried until it is answered, is refused for good, or its deadline is
+over (`retry.py` decides).
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from headrace.client import calls
+from headrace.client._sync.net import pause
+from headrace.client._sync.pool import Pool
+from headrace.client.answers import failure, value
+from headrace.client.calls import Call, Config, Match, Nodes
+from headrace.client.message import Address, Heads, Response
+from headrace.client.models import (
+    Appended,
+    ArrowPage,
+    Health,
+    Page,
+    Producer,
+    Put,
+    Ready,
+    Record,
+    RecordsDeleted,
+    Tombstone,
+    TopicDeleted,
+    TopicPage,
+    TopicState,
+    TopicSummary,
+)
+from headrace.client.retry import left_ms, next_pause, retry_after_ms
+from headrace.core.clock import NS_PER_MS, SystemClock, SystemRandom
+from headrace.core.errors import HeadraceError, Unreachable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CONNECTIONS_MAX: Final = 100
+TIMEOUT_MS: Final = 30_000
+DEADLINE_MS: Final = 30_000
+FOLLOW_WAIT_MS: Final = 25_000
+FOLLOW_LIMIT: Final = 1_000
+
+
+class Client:
+    """A client of one server; threads may share it.
+
+    `token` is an API key.  `tls` replaces the default TLS context of an https address.  An attempt
+    may take `timeout_ms`; a call that failed and may be repeated is, while `deadline_ms` have not
+    passed.  An append without a key or a producer gets a random key, so that a repeat is stored
+    once; with `random_keys=False` it does not, and is not repeated when its outcome is unknown.
+
+    >>> def main(url):
+    ...     with Client(url) as client:
+    ...         client.append("orders", [{"id": 1}, {"id": 2}])
+    ...         page = client.diff("orders")
+    ...         return [record.data for record in page.records]
+    >>> import tempfile
+    >>> from headrace.testing.process import ServerProcess
+    >>> with tempfile.TemporaryDirectory() as directory, ServerProcess(directory) as server:
+    ...     main(server.url)
+    [{'id': 1}, {'id': 2}]
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+        deadline_ms: int = DEADLINE_MS,
+        connections_max: int = CONNECTIONS_MAX,
+        random_keys: bool = True,
+    ) -> None:
+        address = Address.of(url)
+        if address.tls and tls is None:
+            tls = ssl.create_default_context()
+        self._prefix = address.prefix
+        self._heads = Heads(address.authority, token)
+        self._pool = Pool(address, tls if address.tls else None, connections_max)
+        self._timeout_ms = timeout_ms
+        self._deadline_ms = deadline_ms
+        self._random_keys = random_keys
+        self._random = SystemRandom()
+        self._now_ns = SystemClock.monotonic_ns
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        self._pool.close()
+
+    def append(
+        self,
+        topic: str,
+        records: Iterable[object],
+        *,
+        node: str | None = None,
+        idempotency_key: str | None = None,
+        producer: Producer | None = None,
+        expected_head_seq: int | None = None,
+        create: bool | None = None,
+        config: Config | None = None,
+        return_seqs: bool = False,
+    ) -> Appended:
+        """Append records, all or none.
+
+        Each is a payload (anything that JSON has), or a `Draft` with tag, node and meta too.
+        """
+        call = calls.append(
+            topic,
+            records,
+            node=node,
+            key=self._key(idempotency_key, producer),
+            producer=producer,
+            expected_head_seq=expected_head_seq,
+            create=create,
+            config=config,
+            return_seqs=return_seqs,
+        )
+        return value(self._send(call), Appended)
+
+    def append_arrow(
+        self,
+        topic: str,
+        data: pa.Table | pa.RecordBatch,
+        *,
+        idempotency_key: str | None = None,
+        producer: Producer | None = None,
+    ) -> Appended:
+        """Append rows: a column `data`, and optionally `tag`, `node`, `meta`.
+
+        A `binary` column of data is stored as bytes, a `string` column must be JSON.
+        """
+        key = self._key(idempotency_key, producer)
+        call = calls.append_arrow(topic, data, key=key, producer=producer)
+        return value(self._send(call), Appended)
+
+    def diff(
+        self,
+        topic: str,
+        from_seq: int | None = None,
+        *,
+        from_ts: int | None = None,
+        last: int | None = None,
+        limit: int | None = None,
+        node: Nodes | None = None,
+        wait_ms: int = 0,
+        include_tags: bool = True,
+        include_meta: bool = True,
+        max_batch_bytes: int | None = None,
+        epoch: int | None = None,
+    ) -> Page:
+        """Read what comes after `from_seq`, or from the time `from_ts` on, or the `last` so many.
+
+        With `wait_ms` an empty answer waits that long for a record (a long poll).
+        """
+        call = calls.diff(
+            topic,
+            from_seq,
+            from_ts=from_ts,
+            last=last,
+            limit=limit,
+            node=node,
+            wait_ms=wait_ms,
+            include_tags=include_tags,
+            include_meta=include_meta,
+            max_batch_bytes=max_batch_bytes,
+            epoch=epoch,
+        )
+        return value(self._send(call), Page)
+
+    def diff_arrow(
+        self,
+        topic: str,
+        from_seq: int | None = None,
+        *,
+        from_ts: int | None = None,
+        last: int | None = None,
+        limit: int | None = None,
+        node: Nodes | None = None,
+        wait_ms: int = 0,
+        include_tags: bool = True,
+        include_meta: bool = True,
+        max_batch_bytes: int | None = None,
+        epoch: int | None = None,
+    ) -> ArrowPage:
+        """`diff` as columns: the same records as a `pyarrow.Table`."""
+        call = calls.diff(
+            topic,
+            from_seq,
+            from_ts=from_ts,
+            last=last,
+            limit=limit,
+            node=node,
+            wait_ms=wait_ms,
+            include_tags=include_tags,
+            include_meta=include_meta,
+            max_batch_bytes=max_batch_bytes,
+            epoch=epoch,
+            arrow=True,
+        )
+        return calls.arrow_page((self._send(call)).body)
+
+    def follow(
+        self,
+        topic: str,
+        from_seq: int = 0,
+        *,
+        epoch: int | None = None,
+        node: Nodes | None = None,
+        to_head: bool = False,
+        wait_ms: int = FOLLOW_WAIT_MS,
+        limit: int = FOLLOW_LIMIT,
+    ) -> Iterator[Record | Tombstone]:
+        """Every record after `from_seq`, as they come; a `Tombstone` where some are lost.
+
+        It goes on for ever, or with `to_head` until there is nothing more to read.  Keep the seq of
+        the last one, and start there next time.
+        """
+        while True:
+            page = self.diff(
+                topic,
+                from_seq,
+                limit=limit,
+                node=node,
+                epoch=epoch,
+                wait_ms=0 if to_head else wait_ms,
+            )
+            if page.tombstone is not None:
+                yield page.tombstone
+            yield from page.records
+            from_seq, epoch = page.next_from_seq, page.epoch
+            if to_head and page.caught_up:
+                return
+
+    def delete_records(
+        self, topic: str, *, before_seq: int | None = None, match: Match | None = None
+    ) -> RecordsDeleted:
+        """Delete what is older than `before_seq`, or what has the tag `match` ("x", "x*"), or both.
+
+        It is not repeated when its outcome is unknown: a repeat could delete later records.
+        """
+        call = calls.delete_records(topic, before_seq, match)
+        return value(self._send(call), RecordsDeleted)
+
+    def put_topic(self, topic: str, config: Config | None = None) -> Put:
+        """Create a topic, or replace its whole config."""
+        return value(self._send(calls.put_topic(topic, config)), Put)
+
+    def topic(self, topic: str, *, touch: bool = True) -> TopicState:
+        """The state of a topic; with `touch` this look counts as a read."""
+        return value(self._send(calls.topic(topic, touch)), TopicState)
+
+    def topics(self, prefix: str = "") -> Iterator[TopicSummary]:
+        """All topics whose names begin with `prefix`, by name, a page at a time."""
+        cursor = None
+        while True:
+            page = self.topics_page(prefix, cursor=cursor)
+            yield from page.topics
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def topics_page(
+        self, prefix: str = "", *, page_size: int | None = None, cursor: str | None = None
+    ) -> TopicPage:
+        """One page of the list of topics."""
+        return value(self._send(calls.topics(prefix, page_size, cursor)), TopicPage)
+
+    def delete_topic(self, topic: str, *, if_empty: bool = False) -> TopicDeleted:
+        """Delete a topic with all it holds; one that is not there is no error."""
+        return value(self._send(calls.delete_topic(topic, if_empty)), TopicDeleted)
+
+    def segments(self, topic: str) -> dict[str, Any]:
+        """The manifest of a topic: its sealed files, and where the rest begins."""
+        return value(self._send(calls.segments(topic)), dict[str, Any])
+
+    def health(self) -> Health:
+        """Whether the process answers."""
+        return value(self._send(calls.probe("/v0/health")), Health)
+
+    def ready(self) -> Ready:
+        """Whether the server takes calls; `NotReady` or `ShuttingDown`, at once, if not."""
+        return value(self._send(calls.probe("/v0/ready"), deadline_ms=0), Ready)
+
+    def metrics(self) -> dict[str, Any]:
+        """The server's figures."""
+        return value(self._send(calls.probe("/v0/metrics")), dict[str, Any])
+
+    def metrics_text(self) -> str:
+        """The server's figures in the text format of Prometheus."""
+        response = self._send(calls.probe("/v0/metrics", accept="text/plain"))
+        return response.body.decode()
+
+    def request(
+        self,
+        method: str,
+        target: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> Response:
+        """One request, one attempt, and the answer whatever its status."""
+        head = self._heads.head(method, self._prefix + target, headers or {}, len(body))
+        return self._pool.exchange(head, body, self._timeout_ms)
+
+    def _key(self, key: str | None, producer: Producer | None) -> str | None:
+        if key is None and producer is None and self._random_keys:
+            return calls.new_key(self._random)
+        return key
+
+    def _send(self, call: Call, deadline_ms: int | None = None) -> Response:
+        """The answer to a call, however many attempts it takes, or the error that is final."""
+        head = self._heads.head(
+            call.method, self._prefix + call.target, call.headers, len(call.body)
+        )
+        limit_ms = self._deadline_ms if deadline_ms is None else deadline_ms
+        deadline_ns = self._now_ns() + (limit_ms + call.wait_ms) * NS_PER_MS
+        attempt = 0
+        while True:
+            attempt += 1
+            after_ms = 0
+            error: HeadraceError
+            try:
+                timeout_ms = self._timeout_ms + call.wait_ms
+                response = self._pool.exchange(head, call.body, timeout_ms)
+                if response.status < 300:
+                    return response
+                error = failure(response)
+                after_ms = retry_after_ms(response.headers)
+            except Unreachable as lost:
+                error = lost
+            until = next_pause(
+                error,
+                attempt=attempt,
+                repeatable=call.repeatable,
+                retry_after_ms=after_ms,
+                left_ms=left_ms(deadline_ns, self._now_ns()),
+                random=self._random,
+            )
+            if until is None:
+                raise error
+            pause(until.ms)

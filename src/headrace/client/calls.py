@@ -1,0 +1,222 @@
+"""Every call of the client as a request: pure functions from arguments to bytes.
+
+Only this file knows paths, query parameters and request headers of the native API, and which calls
+may be repeated when nobody knows whether they were done: those that read, and appends that carry a
+key or a producer's number.  Nothing here waits or speaks to anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from headrace.client.models import (
+    AppendBody,
+    ArrowPage,
+    DeleteBody,
+    DiffBody,
+    Draft,
+    Producer,
+    Tombstone,
+)
+from headrace.core.clock import Random
+from headrace.core.errors import InvalidRequest, Unreachable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
+JSON_BODY: Final = {"content-type": "application/json"}
+
+# What every name of the schema metadata of an Arrow answer begins with.
+ARROW_METADATA: Final = "headrace."
+
+KEY_BYTES: Final = 16
+
+Config = Mapping[str, Any]
+Match = str | Sequence[str]
+Nodes = str | Sequence[str]
+
+
+class Call(NamedTuple):
+    """A request.  `repeatable`: doing it twice is as good as once."""
+
+    method: str
+    target: str
+    repeatable: bool
+    headers: Mapping[str, str] = {}
+    body: bytes = b""
+    wait_ms: int = 0  # for how long the server may think, by our own wish
+
+
+def new_key(random: Random) -> str:
+    """An idempotency key that nobody else has."""
+    return random.bytes(KEY_BYTES).hex()
+
+
+def _path(topic: str, tail: str = "") -> str:
+    return f"/v0/topics/{quote(topic, safe='')}{tail}"
+
+
+def _query(**parameters: str | int | None) -> str:
+    given = {name: value for name, value in parameters.items() if value is not None}
+    return f"?{urlencode(given, quote_via=quote)}" if given else ""
+
+
+def _encode(body: object) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(
+            f"this cannot be sent as JSON: {error}",
+            fix="use what JSON has, or append_arrow with a binary column for bytes",
+        ) from None
+
+
+def append(
+    topic: str,
+    records: Iterable[object],
+    *,
+    node: str | None,
+    key: str | None,
+    producer: Producer | None,
+    expected_head_seq: int | None,
+    create: bool | None,
+    config: Config | None,
+    return_seqs: bool,
+) -> Call:
+    """Each of `records` is a `Draft`, or the payload of one.
+
+    >>> from headrace.core.clock import SeededRandom
+    >>> how = dict.fromkeys(["node", "producer", "expected_head_seq", "create", "config"])
+    >>> call = append("a b", [{"n": 1}], key="k1", return_seqs=False, **how)
+    >>> call.target, call.body
+    ('/v0/topics/a%20b?return_seqs=false', b'{"records":[{"data":{"n":1}}],"idempotency_key":"k1"}')
+    """
+    drafts = [record if type(record) is Draft else Draft(record) for record in records]
+    body = AppendBody(drafts, node, key, expected_head_seq, create, config)
+    return Call(
+        "POST",
+        _path(topic) if return_seqs else _path(topic, "?return_seqs=false"),
+        repeatable=key is not None or producer is not None,
+        headers=JSON_BODY if producer is None else {**JSON_BODY, **producer.headers()},
+        body=_encode(body),
+    )
+
+
+def append_arrow(
+    topic: str, data: pa.Table | pa.RecordBatch, *, key: str | None, producer: Producer | None
+) -> Call:
+    """Columns `data`, and optionally `tag`, `node`, `meta`."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, data.schema) as writer:
+        writer.write(data)
+    headers = {"content-type": ARROW_STREAM}
+    if producer is not None:
+        headers |= producer.headers()
+    elif key is not None:
+        headers["idempotency-key"] = key
+    repeatable = key is not None or producer is not None
+    body = sink.getvalue().to_pybytes()
+    return Call("POST", _path(topic, "?return_seqs=false"), repeatable, headers, body)
+
+
+def diff(
+    topic: str,
+    from_seq: int | None,
+    *,
+    from_ts: int | None,
+    last: int | None,
+    limit: int | None,
+    node: Nodes | None,
+    wait_ms: int,
+    include_tags: bool,
+    include_meta: bool,
+    max_batch_bytes: int | None,
+    epoch: int | None,
+    arrow: bool = False,
+) -> Call:
+    """A read; with `arrow` its answer is a stream of columns."""
+    nodes = node if node is None or isinstance(node, str) else list(node)
+    body = DiffBody(
+        from_seq,
+        from_ts,
+        last,
+        limit,
+        nodes,
+        include_tags,
+        include_meta,
+        wait_ms,
+        max_batch_bytes,
+        epoch,
+    )
+    headers = {**JSON_BODY, "accept": ARROW_STREAM} if arrow else JSON_BODY
+    return Call("POST", _path(topic, "/diff"), True, headers, _encode(body), wait_ms)
+
+
+def delete_records(topic: str, before_seq: int | None, match: Match | None) -> Call:
+    pattern = match if match is None or isinstance(match, str) else list(match)
+    body = _encode(DeleteBody(before_seq, pattern))
+    return Call("POST", _path(topic, "/delete"), False, JSON_BODY, body)
+
+
+def put_topic(topic: str, config: Config | None) -> Call:
+    return Call("PUT", _path(topic), False, JSON_BODY, _encode(config or {}))
+
+
+def topic(topic: str, touch: bool) -> Call:
+    return Call("GET", _path(topic, "" if touch else "?touch=false"), True)
+
+
+def topics(prefix: str, page_size: int | None, cursor: str | None) -> Call:
+    query = _query(prefix=prefix or None, page_size=page_size, cursor=cursor)
+    return Call("GET", f"/v0/topics{query}", True)
+
+
+def delete_topic(topic: str, if_empty: bool) -> Call:
+    return Call("DELETE", _path(topic, "?if_empty=true" if if_empty else ""), False)
+
+
+def segments(topic: str) -> Call:
+    return Call("GET", _path(topic, "/segments"), True)
+
+
+def probe(path: str, accept: str = "application/json") -> Call:
+    return Call("GET", path, True, {"accept": accept})
+
+
+def arrow_page(body: bytes) -> ArrowPage:
+    """The answer to an Arrow diff: a table, and what else a page says in its schema metadata."""
+    import pyarrow as pa
+
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+            table = reader.read_all()
+    except pa.ArrowInvalid as error:
+        raise Unreachable(
+            f"the answer is not an Arrow stream: {error}",
+            fix="check that the address is of a Headrace server",
+            detail={"outcome": "unknown"},
+        ) from None
+    metadata = table.schema.metadata or {}
+    said = {
+        name: msgspec.json.decode(metadata[key])
+        for name in ArrowPage._fields
+        if (key := f"{ARROW_METADATA}{name}".encode()) in metadata
+    }
+    gap = said.get("tombstone")
+    return ArrowPage(
+        table=table.replace_schema_metadata(None),
+        next_from_seq=said["next_from_seq"],
+        head_seq=said["head_seq"],
+        earliest_seq=said["earliest_seq"],
+        caught_up=said["caught_up"],
+        lag=said["lag"],
+        tombstone=None if gap is None else msgspec.convert(gap, Tombstone),
+        epoch=said.get("epoch"),
+    )

@@ -1,0 +1,239 @@
+"""What the client sends and what it gets back, as types.
+
+Only this file knows the JSON keys of the native API on the client's side.  Payloads are not parsed
+until somebody looks at them: `Record.raw` is what was appended, byte for byte.  Fields that a newer
+server adds are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+NULL = msgspec.Raw(b"null")
+
+
+class Producer(NamedTuple):
+    """A writer that numbers its appends 0, 1, 2, … within an epoch; a repeat is stored once.
+
+    >>> Producer("job-7", epoch=0, sequence=3).headers()
+    {'producer-id': 'job-7', 'producer-epoch': '0', 'producer-seq': '3'}
+    """
+
+    id: str
+    epoch: int
+    sequence: int
+
+    def headers(self) -> dict[str, str]:
+        return {
+            "producer-id": self.id,
+            "producer-epoch": str(self.epoch),
+            "producer-seq": str(self.sequence),
+        }
+
+
+class Draft(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A record to append.  `data` and `meta` may be `msgspec.Raw`: JSON that is sent as it is.
+
+    >>> msgspec.json.encode(Draft({"id": 1}, tag="order-1"))
+    b'{"data":{"id":1},"tag":"order-1"}'
+    """
+
+    data: Any
+    tag: str | None = None
+    node: str | None = None
+    meta: Any = None
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A record as a reader sees it.
+
+    >>> record = msgspec.json.decode(b'{"$seq":1,"$ts":5,"data": {"id":  1}}', type=Record)
+    >>> record.seq, record.data, bytes(record.raw), record.tag
+    (1, {'id': 1}, b'{"id":  1}', None)
+    """
+
+    seq: int = msgspec.field(name="$seq")
+    ts: int = msgspec.field(name="$ts")
+    raw: msgspec.Raw = msgspec.field(name="data", default=NULL)
+    tag: str | None = msgspec.field(name="$tag", default=None)
+    node: str | None = msgspec.field(name="$node", default=None)
+    raw_meta: msgspec.Raw = msgspec.field(name="meta", default=NULL)
+
+    @property
+    def data(self) -> Any:
+        """The payload as Python values; parsed anew at each look."""
+        return msgspec.json.decode(self.raw)
+
+    @property
+    def meta(self) -> Any:
+        """The meta as Python values; None where there is none."""
+        return msgspec.json.decode(self.raw_meta)
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """Records `gap_from` to `gap_to` are gone, and nobody asked for it; `reason` says why."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+    earliest_seq: int = 0
+    head_seq: int = 0
+    missed_estimate: int = 0
+
+
+class Page(msgspec.Struct, frozen=True):
+    """What one diff gives.  `next_from_seq` is the cursor for the next one."""
+
+    topic: str
+    records: list[Record]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    caught_up: bool
+    lag: int
+    tombstone: Tombstone | None = None
+    epoch: int | None = None
+    performance: dict[str, float] = {}
+
+
+class ArrowPage(NamedTuple):
+    """What one Arrow diff gives: a `pyarrow.Table` instead of records, else as `Page`."""
+
+    table: Any
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    caught_up: bool
+    lag: int
+    tombstone: Tombstone | None
+    epoch: int | None
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """What an append was given.
+
+    After a repeat `deduped` is True and `created` False, whatever the first attempt did.
+    """
+
+    topic: str
+    first_seq: int
+    last_seq: int
+    head_seq: int
+    count: int
+    created: bool = False
+    deduped: bool = False
+    seqs: list[int] | None = None
+    performance: dict[str, float] = {}
+
+
+class Put(msgspec.Struct, frozen=True):
+    """What `put_topic` did.  `config` has every field, with the values that hold now."""
+
+    topic: str
+    created: bool
+    config: dict[str, Any]
+
+
+class TopicState(msgspec.Struct, frozen=True):
+    """One topic, in full."""
+
+    topic: str
+    head_seq: int
+    earliest_seq: int
+    next_seq: int
+    count: int
+    bytes: int
+    config: dict[str, Any]
+    effective_priority: int
+    type: Literal["log", "queue"] = "log"
+    last_write_ts: int | None = None
+    last_read_ts: int | None = None
+    epoch: int | None = None
+
+
+class TopicSummary(msgspec.Struct, frozen=True):
+    """One topic of a list."""
+
+    topic: str
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    durable: bool
+    effective_priority: int
+
+
+class TopicPage(msgspec.Struct, frozen=True):
+    """One page of a list of topics; `next_cursor` is None on the last."""
+
+    topics: list[TopicSummary]
+    next_cursor: str | None = None
+
+
+class TopicDeleted(msgspec.Struct, frozen=True):
+    """What `delete_topic` did: whether there was one."""
+
+    deleted: bool
+    routers_removed: list[str] = []
+
+
+class RecordsDeleted(msgspec.Struct, frozen=True):
+    """What a delete of records left."""
+
+    topic: str
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+
+
+class Health(msgspec.Struct, frozen=True):
+    """A server that runs."""
+
+    status: str
+    version: str
+    uptime_ms: int
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A server that takes calls."""
+
+    status: str
+    topics: int
+
+
+class AppendBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of an append."""
+
+    records: list[Draft]
+    node: str | None = None
+    idempotency_key: str | None = None
+    expected_head_seq: int | None = None
+    create: bool | None = None
+    config: Mapping[str, Any] | None = None
+
+
+class DiffBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of a diff."""
+
+    from_seq: int | None = None
+    from_ts: int | None = None
+    last: int | None = None
+    limit: int | None = None
+    node: str | list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: int = 0
+    max_batch_bytes: int | None = None
+    epoch: int | None = None
+
+
+class DeleteBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of a delete of records."""
+
+    before_seq: int | None = None
+    match: str | list[str] | None = None

@@ -1,0 +1,32 @@
+"""Effective priority: what a topic's config and the time since it was last consumed make of it.
+
+Only this file knows the formula.  It has no state and no clock; who counts as a consumer is the
+dialects' business, and what follows from a priority is the scheduler's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.engine.topic_config import TopicConfig
+
+PRIORITY_MAX: Final = 1000
+AUTO_PRIORITY_MAX: Final = 500  # right after a topic was consumed
+HALF_LIFE_MS: Final = 30_000
+FORGOTTEN_MS: Final = 300_000
+
+
+def effective_priority(config: TopicConfig, idle_ms: int | None) -> int:
+    """The priority of a topic that was last consumed `idle_ms` ago; None: never.
+
+    >>> [effective_priority(TopicConfig(), ms) for ms in (0, 15_000, 60_000, 300_000, None)]
+    [500, 354, 125, 0, 0]
+    >>> effective_priority(TopicConfig(priority=5_000), None)
+    1000
+    """
+    if config.priority is not None:
+        return max(-PRIORITY_MAX, min(config.priority, PRIORITY_MAX))
+    if not config.auto_priority or idle_ms is None or idle_ms >= FORGOTTEN_MS:
+        return 0
+    share: float = 2.0 ** (-max(idle_ms, 0) / HALF_LIFE_MS)
+    return round(AUTO_PRIORITY_MAX * share)

@@ -1,0 +1,326 @@
+"""Answers over HTTP/1.1: the bytes of a response, whole or going on.
+
+Only this file writes response heads.  A whole answer is kept until those before it on the same
+connection have been written; one that goes on is sent in chunks as they come.
+"""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from headrace.core.errors import HeadraceError
+from headrace.server.app import Target
+from headrace.wire.exchange import JSON, Dialect, Exchange, Headers, Outlet
+from headrace.wire.metrics import UNROUTED
+from headrace.wire.native import dialect_of
+from headrace.wire.routes import Route
+
+if TYPE_CHECKING:
+    from headrace.server.http1 import Http1Protocol
+
+log = logging.getLogger("headrace.http1")
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_BODILESS: Final = frozenset({204, 304})
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii")
+    for status in HTTPStatus
+}
+# Heads of whole answers up to the length, by status and content type.
+_heads: dict[tuple[int, bytes], bytes] = {}
+
+
+class Http1Exchange(Exchange):
+    """One request of a connection."""
+
+    # Most requests never set these.
+    keep_alive = True
+    lingers = False  # the rest of the request is read before the close
+    modern = True  # HTTP/1.1, not 1.0
+    outlet: StreamOutlet | None = None
+    ready: bytes | None = None
+    streamed = False
+    upgrade_to = b""
+    wants_continue = False
+    whole = False  # the request has arrived
+    _status = 0
+
+    def __init__(
+        self,
+        connection: Http1Protocol,
+        target: Target,
+        headers: dict[bytes, bytes],
+        started_ns: int,
+    ) -> None:
+        # Not the base's: this is done for each request.
+        self._connection = connection
+        self.method, self.path, self.query, self.route, self.params = target
+        self.headers = headers
+        self.started_ns = started_ns
+
+    @property
+    def upgrade(self) -> bytes:
+        return self.upgrade_to
+
+    def send_continue(self) -> None:
+        """Ask for the body that the client holds back."""
+        transport = self._connection.transport
+        if self.wants_continue and transport is not None and not self.answered:
+            self.wants_continue = False
+            transport.write(CONTINUE)
+
+    # Whole answers
+
+    def answer(
+        self, status: int, body: bytes, content_type: bytes = JSON, headers: Headers = ()
+    ) -> None:
+        if self.answered:
+            log.error("a second answer to %s %s", self.method, self.path)
+            return
+        self.answered = True
+        self.on_body = None
+        app = self._connection.app
+        if b"accept-encoding" in self.headers and body:
+            coding = app.coding(self, body, content_type)
+            if coding is not None:
+
+                def send(packed: bytes | None) -> None:
+                    if packed is None or len(packed) >= len(body):
+                        self._send(status, body, content_type, headers)
+                    else:
+                        coded = (b"content-encoding", coding.encode("ascii"))
+                        vary = (b"vary", b"accept-encoding")
+                        self._send(status, packed, content_type, (*headers, coded, vary))
+
+                app.compress(body, coding, send)
+                return
+        self._send(status, body, content_type, headers)
+
+    def _send(self, status: int, body: bytes, content_type: bytes, headers: Headers) -> None:
+        connection = self._connection
+        transport = connection.transport
+        if transport is None or transport.is_closing():
+            self._end(status)
+            return
+        if connection.app.gate.adds_headers:
+            headers = connection.app.prepare(self, status, headers)
+        if not self.whole and not self.streamed:
+            # An answer before the end of the request: what is left of it cannot be told apart.
+            self.keep_alive = False
+        head = _heads.get((status, content_type)) or _make_head(status, content_type)
+        lines = _lines(headers) if headers else b""
+        if not self.keep_alive or connection.closing:
+            self.keep_alive = False
+            lines += b"connection: close\r\n"
+        elif not self.modern:
+            lines += b"connection: keep-alive\r\n"
+        length = len(body)
+        if self.method == "HEAD" or status in _BODILESS:
+            body = b""
+        self.ready = b"%b%d\r\n%b\r\n%b" % (head, length, lines, body)
+        self._end(status)
+        if self.lingers and connection.queue and connection.queue[0] is self:
+            connection.queue.popleft()
+            connection.linger(self.ready)
+        else:
+            connection.answered(self)
+
+    def refuse(self, error: HeadraceError) -> None:
+        """Answer a request that could not be read to its end."""
+        if self.route is None:
+            self.route = unread_route(dialect_of(self.path))
+        self.on_answered = self._connection.app.finished
+        self.fail(error)
+
+    def _end(self, status: int) -> None:
+        callback, self.on_answered = self.on_answered, None
+        if callback is not None:
+            callback(self, status)
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        if self.outlet is not None:
+            self.outlet.lost()
+            return
+        if self.ready is not None:
+            return
+        self.answered = True
+        callback, self.on_abort = self.on_abort, None
+        try:
+            if callback is not None:
+                callback()
+        finally:
+            self._end(0)
+
+    # Answers that go on
+
+    def stream(self, content_type: bytes, headers: Headers = ()) -> Outlet:
+        headers = ((b"content-type", content_type), *headers)
+        if self.modern:
+            headers = (*headers, (b"transfer-encoding", b"chunked"))
+        else:
+            self.keep_alive = False
+        return self._open(200, headers, chunked=self.modern)
+
+    def tunnel(self, headers: Headers = ()) -> Outlet:
+        upgrade = ((b"connection", b"Upgrade"), (b"upgrade", self.upgrade_to))
+        self.keep_alive = False
+        return self._open(101, (*upgrade, *headers), chunked=False)
+
+    def _open(self, status: int, headers: Headers, *, chunked: bool) -> StreamOutlet:
+        assert not self.answered
+        self.answered = True
+        self._status = status
+        connection = self._connection
+        if connection.app.gate.adds_headers:
+            headers = connection.app.prepare(self, status, headers)
+        head = _STATUS_LINES[status] + _lines(headers)
+        if not self.keep_alive and status != 101:
+            head += b"connection: close\r\n"
+        outlet = self.outlet = StreamOutlet(self, connection, head + b"\r\n", chunked)
+        if connection.queue and connection.queue[0] is self:
+            connection.outlet = outlet
+            outlet.begin()
+        return outlet
+
+    def ended(self) -> None:
+        """The outlet was closed by the handler."""
+        self.on_body = None
+        self._end(self._status)
+        self._connection.streaming_ended(self)
+
+    def went(self) -> None:
+        """The outlet was closed by the client."""
+        self.on_body = None
+        self._end(self._status)
+
+
+class StreamOutlet(Outlet):
+    """The body of an answer that goes on."""
+
+    __slots__ = (
+        "_begun",
+        "_chunked",
+        "_closed",
+        "_connection",
+        "_exchange",
+        "_held",
+        "_stuck_since_ms",
+    )
+
+    def __init__(
+        self, exchange: Http1Exchange, connection: Http1Protocol, head: bytes, chunked: bool
+    ) -> None:
+        super().__init__()
+        self._exchange = exchange
+        self._connection = connection
+        self._chunked = chunked and exchange.method != "HEAD"
+        self._held = head  # until the answers before this one have gone out
+        self._begun = False
+        self._closed = False
+        self._stuck_since_ms = -1
+
+    def begin(self) -> None:
+        """The connection's turn has come to this answer."""
+        transport = self._connection.transport
+        self._begun = True
+        held, self._held = self._held, b""
+        if transport is not None and held:
+            transport.write(held)
+        if self._closed:
+            self._exchange.ended()
+            return
+        rest = self._connection.take_leftover()
+        if rest:
+            # After the handler has had time to set `on_data`.
+            self._connection.app.soon(lambda: self._late(rest))
+        if self.on_room is not None and self.room:
+            self.on_room()
+
+    def _late(self, rest: bytes) -> None:
+        if self.on_data is not None and not self._closed:
+            self.on_data(rest)
+
+    @property
+    def room(self) -> bool:
+        return self._begun and self._connection.writable and not self._closed
+
+    @property
+    def stuck_ms(self) -> int:
+        if self._stuck_since_ms < 0:
+            return 0
+        return self._connection.app.now_ms() - self._stuck_since_ms
+
+    def write(self, data: bytes) -> None:
+        if self._closed or not data or self._exchange.method == "HEAD":
+            return
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        transport = self._connection.transport
+        if not self._begun:
+            self._held += data
+        elif transport is not None:
+            transport.write(data)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        if self._chunked:
+            self.write_last()
+        self._closed = True
+        if self._begun:
+            self._exchange.ended()
+
+    def write_last(self) -> None:
+        """The chunk that says that there are no more."""
+        transport = self._connection.transport
+        if not self._begun:
+            self._held += b"0\r\n\r\n"
+        elif transport is not None:
+            transport.write(b"0\r\n\r\n")
+
+    def lost(self) -> None:
+        """The client went away."""
+        if self._closed:
+            return
+        self._closed = True
+        callback, self.on_closed = self.on_closed, None
+        try:
+            if callback is not None:
+                callback()
+        finally:
+            self._exchange.went()
+
+    def no_room(self) -> None:
+        self._stuck_since_ms = self._connection.app.now_ms()
+
+    def has_room(self) -> None:
+        self._stuck_since_ms = -1
+        if self.on_room is not None and not self._closed:
+            self.on_room()
+
+
+def unread_route(dialect: Dialect) -> Route:
+    """Where a request that could not be read to its end is counted, and how it is refused."""
+    return Route("", UNROUTED, _unserved, dialect)
+
+
+def _unserved(_exchange: Exchange) -> None:
+    raise AssertionError("nothing is served here")
+
+
+def _make_head(status: int, content_type: bytes) -> bytes:
+    line = _STATUS_LINES[status]
+    head = line + b"content-type: " + content_type + b"\r\ncontent-length: "
+    if len(_heads) < 256:
+        _heads[status, content_type] = head
+    return head
+
+
+def _lines(headers: Headers) -> bytes:
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    # A value with a line break in it would be another header.
+    assert lines.count(b"\n") == len(headers), headers
+    return lines

@@ -1,0 +1,72 @@
+"""What a transport says of a request that it does not hand over.
+
+Only this file words these errors, so that HTTP/1.1 and HTTP/2 say the same.  It decides nothing:
+transports know their bounds.
+"""
+
+from __future__ import annotations
+
+from headrace.core.errors import (
+    HeadersTooLarge,
+    InvalidRequest,
+    PayloadTooLarge,
+    RequestTimeout,
+    Throttled,
+)
+
+
+def headers_too_large(bytes_max: int) -> HeadersTooLarge:
+    """More headers than `header_bytes_max`.
+
+    >>> headers_too_large(1024).status
+    431
+    """
+    return HeadersTooLarge(
+        f"more than {bytes_max} bytes of headers",
+        fix="send fewer, or raise HEADRACE_HEADER_BYTES_MAX",
+        detail={"max": bytes_max},
+    )
+
+
+def body_too_large(bytes_max: int) -> PayloadTooLarge:
+    """A body above `body_bytes_max`.
+
+    >>> body_too_large(1024).detail
+    {'max': 1024}
+    """
+    return PayloadTooLarge(
+        f"a body of more than {bytes_max} bytes",
+        fix="send less at a time, or raise HEADRACE_MAX_BODY_BYTES",
+        detail={"max": bytes_max},
+    )
+
+
+def no_memory(bytes_max: int) -> Throttled:
+    """No room in `request_memory_bytes_max` for more of a body.
+
+    >>> no_memory(1024).detail["limit"]
+    'request_memory_bytes_max'
+    """
+    return Throttled(
+        "too many large bodies arrive at once",
+        fix="retry after a moment, or raise HEADRACE_REQUEST_MEMORY_BYTES_MAX",
+        detail={"limit": "request_memory_bytes_max", "max": bytes_max},
+    )
+
+
+def body_late() -> RequestTimeout:
+    """Nothing of a body came for `body_timeout_ms`.
+
+    >>> body_late().status
+    408
+    """
+    return RequestTimeout("the body did not arrive in time", fix="send it faster")
+
+
+def bad_expectation() -> InvalidRequest:
+    """An `Expect` that is not `100-continue`.
+
+    >>> bad_expectation().status
+    400
+    """
+    return InvalidRequest("Expect is not 100-continue", fix="leave Expect out")

@@ -1,0 +1,174 @@
+"""The rows of a page as Arrow columns: what a reader gets who asked for columns.
+
+Only this file knows the columns of such a page.  Blocks of the log and runs of sealed files are
+turned into the same columns, from their buffers, by a few calls for many rows; no row is touched
+on its own.  Which rows a reader may see, and how many, is the engine's to say.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Sequence
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from headrace.storage.block import Block
+from headrace.storage.segment import Column
+from headrace.storage.segment_blocks import Piece, batch_of_blocks, column_of_block
+from headrace.storage.segment_columns import fixed_bytes
+from headrace.storage.segment_reader import Run, Segment
+
+# Signed, because few programs have unsigned columns; no seq comes near the sign.
+_FIELDS: list[pa.Field[Any]] = [
+    pa.field("seq", pa.int64(), nullable=False),
+    pa.field("ts", pa.timestamp("ms", "UTC"), nullable=False),
+    pa.field("kind", pa.int8(), nullable=False),
+    pa.field("tag", pa.utf8()),
+    pa.field("node", pa.utf8()),
+    pa.field("meta", pa.binary()),
+    pa.field("data", pa.binary(), nullable=False),
+]
+PAGE_SCHEMA = pa.schema(_FIELDS)
+OPTIONAL = ("tag", "node", "meta")
+# From so many rows of a block on, they are a batch of their own, which needs no copy.
+LONG_ROWS_MIN = 256
+
+
+def columns_of_blocks(pieces: Sequence[Piece]) -> list[pa.RecordBatch]:
+    """Rows of blocks, in the order given: long ones where they lie, short ones put together."""
+    batches = []
+    for long, group in groupby(pieces, key=lambda piece: piece[3] - piece[2] >= LONG_ROWS_MIN):
+        if long:
+            batches += [
+                _page(_columns_of_block(*piece[1:]), piece[3] - piece[2]) for piece in group
+            ]
+            continue
+        batch = batch_of_blocks(list(group))
+        columns: dict[str, Column] = dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns["data"] = columns["data"].cast(pa.binary())
+        batches.append(_page(columns, batch.num_rows))
+    return batches
+
+
+def _columns_of_block(block: Block, start: int, stop: int) -> dict[str, Column]:
+    count, first = stop - start, block.first_seq
+    stamps, kinds = block.timestamps(start, stop), block.kinds(start, stop)
+    offsets, values = block.data_buffers()
+    # Offsets of a block have no sign, and Arrow's have: no block reaches it.
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
+    columns: dict[str, Column] = {
+        "seq": pa.arange(first + start, first + stop),  # type: ignore[attr-defined]
+        "ts": pa.repeat(pa.scalar(stamps, pa.int64()), count)
+        if isinstance(stamps, int)
+        else _numbers(pa.int64(), array("q", stamps).tobytes()),
+        "kind": pa.repeat(pa.scalar(kinds, pa.int8()), count)
+        if isinstance(kinds, int)
+        else _numbers(pa.int8(), kinds),
+        "data": pa.Array.from_buffers(pa.binary(), block.count, buffers)[start:stop],
+    }
+    for name in OPTIONAL:
+        kind = PAGE_SCHEMA.field(name).type
+        columns[name] = column_of_block(block, name, start, stop, kind)
+    return columns
+
+
+def columns_of_run(run: Run, start: int, stop: int, wait: bool = True) -> list[pa.RecordBatch]:
+    """Rows `start` to `stop` (exclusive) of a run: a batch for each row group they lie in."""
+    batches = []
+    for group, a, b in run.pieces(start, stop):
+        batches.append(_page(_columns_of_group(run, group, a, b, start, wait), b - a))
+        start += b - a
+    return batches
+
+
+def without(
+    batch: pa.RecordBatch, holes: BitMap64 | None, nodes: Collection[str]
+) -> pa.RecordBatch:
+    """The rows whose seq is no hole, and whose node is none of these."""
+    seqs = batch.column("seq")
+    if holes is not None and len(seqs):
+        span = range(int(seqs[0].as_py()), int(seqs[-1].as_py()) + 1)
+        dead = (holes & BitMap64(span)).to_array()
+        if len(dead):
+            gone = pa.Array.from_buffers(pa.int64(), len(dead), [None, pa.py_buffer(dead)])
+            batch = batch.filter(pc.invert(pc.is_in(seqs, value_set=gone)))
+    if nodes and batch.column("node").null_count < batch.num_rows:
+        unwanted = pa.array(list(nodes), pa.utf8())
+        batch = batch.filter(pc.invert(pc.is_in(batch.column("node"), value_set=unwanted)))
+    return batch
+
+
+def payload_bytes(batch: pa.RecordBatch) -> int:
+    """Data and meta bytes of these rows."""
+    total = 0
+    for name in ("data", "meta"):
+        lengths: Any = batch.column(name)
+        total += pc.sum(pc.binary_length(lengths)).as_py() or 0
+    return total
+
+
+def _page(columns: dict[str, Column], count: int) -> pa.RecordBatch:
+    """What the schema says, out of columns of the same widths."""
+    arrays = []
+    for field in PAGE_SCHEMA:
+        column = columns.get(field.name)
+        if column is None:
+            column = pa.nulls(count, field.type)
+        arrays.append(column if column.type == field.type else column.view(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=PAGE_SCHEMA)
+
+
+def _columns_of_group(
+    run: Run, group: int, a: int, b: int, start: int, wait: bool
+) -> dict[str, Column]:
+    """Rows `a` to `b` of one row group; `start` is the run's number of its row `a`."""
+    segment, count = run.segment, b - a
+    if run.dense:
+        first = run.first_seq + start
+        seqs = pa.arange(first, first + count)  # type: ignore[attr-defined]
+    else:
+        seqs = _numbers(pa.int64(), fixed_bytes(segment, group, "seq", a, b, wait))
+    columns: dict[str, Column] = {
+        "seq": seqs,
+        "ts": _numbers(pa.int64(), fixed_bytes(segment, group, "ts", a, b, wait)),
+        "kind": _numbers(pa.int8(), fixed_bytes(segment, group, "kind", a, b, wait)),
+        "data": _values(segment, group, "data", pa.binary(), a, b, wait),
+    }
+    for name in OPTIONAL:
+        if name in segment.columns() and (name != "tag" or run.has_tags):
+            kind = PAGE_SCHEMA.field(name).type
+            columns[name] = _values(segment, group, name, kind, a, b, wait)
+    return columns
+
+
+def _numbers(kind: pa.DataType, raw: bytes) -> Column:
+    return pa.Array.from_buffers(kind, len(raw) * 8 // kind.bit_width, [None, pa.py_buffer(raw)])
+
+
+def _values(
+    segment: Segment, group: int, name: str, kind: pa.DataType, a: int, b: int, wait: bool
+) -> Column:
+    """A column of values of any length, nulls included."""
+    skipped = a % 8  # null bits are read by the byte, so that the rows before come along
+    a -= skipped
+    bits = None
+    at, length = segment.buffer(group, name, 0)
+    if length:
+        bits = pa.py_buffer(segment.read(at + a // 8, (b + 7) // 8 - a // 8, wait))
+    width = 8 if name == "data" else 4
+    at, _ = segment.buffer(group, name, 1)
+    raw = segment.read(at + width * a, width * (b - a + 1), wait)
+    ends = _numbers(pa.int64() if width == 8 else pa.int32(), raw)
+    low, high = ends[0].as_py(), ends[-1].as_py()
+    if low:
+        ends = pc.subtract(ends, ends[0])
+    if width == 8:
+        ends = ends.cast(pa.int32())
+    at, _ = segment.buffer(group, name, 2)
+    values = pa.py_buffer(segment.read(at + low, high - low, wait))
+    buffers = [bits, ends.buffers()[1], values]
+    return pa.Array.from_buffers(kind, b - a - skipped, buffers, offset=skipped)

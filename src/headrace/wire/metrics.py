@@ -1,0 +1,270 @@
+"""What is counted while requests are served: the counters, and where the gauges are read from.
+
+Only this file counts requests, appends and reads.  Each costs a few additions of whole numbers;
+labels become text and nanoseconds become seconds when somebody scrapes.  `metrics_engine.py` adds
+what the engine knows, `metrics_process.py` what the process knows.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Final
+
+import headrace
+from headrace.core.errors import CorruptionError
+from headrace.core.telemetry import (
+    BATCH_RECORDS,
+    LATENCY_NS,
+    SECONDS_PER_NS,
+    Counter,
+    Histogram,
+    Registry,
+)
+from headrace.wire.routes import Route
+
+Read = Callable[[], int]
+
+# Which answers are refusals, and what they are counted as.
+REFUSALS: Final = {
+    401: "unauthorized",
+    403: "forbidden",
+    408: "request_timeout",
+    413: "payload_too_large",
+    429: "throttled",
+    431: "headers_too_large",
+    503: "not_ready",
+}
+# A path that no route has: one series for all of them, whatever the path and the method were.
+UNROUTED: Final = "(none)"
+LAG_RECORDS: Final = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+
+
+def _zero() -> int:
+    return 0
+
+
+class Sources:
+    """Figures that other parts keep; each is asked at a scrape.  Set those that exist."""
+
+    def __init__(self) -> None:
+        self.sse_connections: Read = _zero
+        self.ws_connections: Read = _zero
+        self.longpoll_connections: Read = _zero
+        self.watch_sessions: Read = _zero
+        self.open_connections: Read = _zero
+        self.parked_requests: Read = _zero
+        self.request_body_bytes: Read = _zero
+        self.response_pending_bytes: Read = _zero
+
+
+class _OfRoute:
+    """The figures of one route."""
+
+    __slots__ = ("duration", "statuses")
+
+    def __init__(self, duration: Histogram | None) -> None:
+        self.duration = duration  # None: a stream, whose length says nothing
+        self.statuses: dict[int, Counter] = {}
+
+
+class _OfAppends:
+    """The figures of the appends of one class through one dialect."""
+
+    __slots__ = ("bytes", "duration", "records")
+
+    def __init__(self, records: Counter, size: Counter, duration: Histogram) -> None:
+        self.records = records
+        self.bytes = size
+        self.duration = duration
+
+
+class Metrics:
+    """What a serving process counts.
+
+    >>> metrics = Metrics()
+    >>> metrics.appended("fsync", "native", records=2, size=20, ns=300_000)
+    >>> [line for line in metrics.registry.text().splitlines() if "records_total{" in line]
+    ['headrace_append_records_total{topic_class="fsync",dialect="native"} 2']
+    """
+
+    def __init__(self, registry: Registry | None = None) -> None:
+        self.registry = registry = registry or Registry()
+        self.sources = Sources()
+        self._routes: dict[tuple[str, str, str], _OfRoute] = {}
+        self._appends: dict[tuple[str, str], _OfAppends] = {}
+        self._reads: dict[tuple[str, str], Counter] = {}
+        self._read_durations: dict[str, Histogram] = {}
+        build = registry.gauges(
+            "headrace_build_info", "1, with what is running.", ("version", "commit", "python")
+        )
+        build.of(headrace.__version__, "unknown", platform.python_version()).set(1)
+        self._make_traffic(registry)
+        self._make_http(registry)
+        self._make_watch(registry)
+        self._corruption = registry.counters(
+            "headrace_corruption_detected_total",
+            "Answers that met damaged bytes, by where these are.",
+            ("layer",),
+        )
+        for layer in ("wal", "segment", "snapshot"):
+            self._corruption.of(layer)
+
+    def _make_traffic(self, registry: Registry) -> None:
+        of_append = ("topic_class", "dialect")
+        self._append_records = registry.counters(
+            "headrace_append_records_total", "Records appended and acknowledged.", of_append
+        )
+        self._append_bytes = registry.counters(
+            "headrace_append_bytes_total", "Bytes of these, as they were sent.", of_append
+        )
+        self._append_durations = registry.histograms(
+            "headrace_append_duration_seconds",
+            "From the arrival of an append to its acknowledgement.",
+            ("topic_class",),
+            LATENCY_NS,
+            SECONDS_PER_NS,
+        )
+        self._append_batches = registry.histogram(
+            "headrace_append_batch_records", "Records of one append.", BATCH_RECORDS
+        )
+        self._read_records = registry.counters(
+            "headrace_read_records_total", "Records given to readers.", ("dialect", "tier")
+        )
+        self._read_duration = registry.histograms(
+            "headrace_read_duration_seconds",
+            "From the arrival of a read to its answer, with what a long poll waited.",
+            ("tier",),
+            LATENCY_NS,
+            SECONDS_PER_NS,
+        )
+
+    def _make_http(self, registry: Registry) -> None:
+        self._requests = registry.counters(
+            "headrace_http_requests_total",
+            "Requests that came to their end; status 0: the client went away first.",
+            ("dialect", "method", "route", "status"),
+        )
+        self._durations = registry.histograms(
+            "headrace_http_request_duration_seconds",
+            "From a request's last header to the end of its answer; no streams.",
+            ("dialect", "method", "route"),
+            LATENCY_NS,
+            SECONDS_PER_NS,
+        )
+        self._rejected = registry.counters(
+            "headrace_http_rejected_total", "Refused before anything was done.", ("reason",)
+        )
+        sources = self.sources
+        registry.gauge(
+            "headrace_http_connections",
+            "Open connections.",
+            lambda: sources.open_connections(),
+        )
+        registry.gauge(
+            "headrace_http_parked_requests",
+            "Requests that wait for recovery.",
+            lambda: sources.parked_requests(),
+        )
+        registry.gauge(
+            "headrace_http_request_body_bytes",
+            "Bodies in memory of requests that are arriving or in progress.",
+            lambda: sources.request_body_bytes(),
+        )
+        registry.gauge(
+            "headrace_http_response_pending_bytes",
+            "Bytes of answers that clients have not taken, as of the last second.",
+            lambda: sources.response_pending_bytes(),
+        )
+
+    def _make_watch(self, registry: Registry) -> None:
+        sources = self.sources
+        registry.read_gauges(
+            "headrace_watch_connections",
+            "Readers that wait for records, by how.",
+            ("kind",),
+            lambda: (
+                (("sse",), sources.sse_connections()),
+                (("ws",), sources.ws_connections()),
+                (("longpoll",), sources.longpoll_connections()),
+            ),
+        )
+        self._watch_lag = registry.histogram(
+            "headrace_watch_lag_records",
+            "How far behind the head a stream was when a batch was sent.",
+            LAG_RECORDS,
+        )
+        self._watch_dropped = registry.counters(
+            "headrace_watch_dropped_total", "Streams that the server closed.", ("reason",)
+        )
+
+    # The hot path
+
+    def request_done(self, route: Route, status: int, ns: int) -> None:
+        """A request has come to its end; refusals are counted by their status."""
+        key = (route.dialect.name, route.method, route.template)
+        figures = self._routes.get(key)
+        if figures is None:
+            figures = self._routes[key] = self._of_route(route)
+        counter = figures.statuses.get(status)
+        if counter is None:
+            method = "" if route.template == UNROUTED else route.method
+            counter = self._requests.of(route.dialect.name, method, route.template, str(status))
+            figures.statuses[status] = counter
+        counter.value += 1
+        if figures.duration is not None:
+            figures.duration.observe(ns)
+        if status in REFUSALS:
+            self.rejected(REFUSALS[status])
+
+    def _of_route(self, route: Route) -> _OfRoute:
+        if route.long_lived:
+            return _OfRoute(None)
+        method = "" if route.template == UNROUTED else route.method
+        return _OfRoute(self._durations.of(route.dialect.name, method, route.template))
+
+    def appended(self, durability: str, dialect: str, records: int, size: int, ns: int) -> None:
+        """An append was acknowledged, `ns` after it arrived."""
+        figures = self._appends.get((durability, dialect))
+        if figures is None:
+            figures = self._appends[durability, dialect] = _OfAppends(
+                self._append_records.of(durability, dialect),
+                self._append_bytes.of(durability, dialect),
+                self._append_durations.of(durability),
+            )
+        figures.records.value += records
+        figures.bytes.value += size
+        figures.duration.observe(ns)
+        self._append_batches.observe(records)
+
+    def read(self, dialect: str, records: int, ns: int, tier: str = "hot") -> None:
+        """A read was answered; `tier` is `cold` when it had to wait for the cold tier."""
+        counter = self._reads.get((dialect, tier))
+        if counter is None:
+            counter = self._reads[dialect, tier] = self._read_records.of(dialect, tier)
+            self._read_durations[tier] = self._read_duration.of(tier)
+        counter.value += records
+        self._read_durations[tier].observe(ns)
+
+    def delivered(self, dialect: str, records: int, lag: int) -> None:
+        """A live stream was given a batch; `lag` records are still ahead of it."""
+        counter = self._reads.get((dialect, "hot"))
+        if counter is None:
+            counter = self._read_records.of(dialect, "hot")
+        counter.value += records
+        self._watch_lag.observe(lag)
+
+    # What is rare
+
+    def rejected(self, reason: str) -> None:
+        """Something was refused; for what no `request_done` will tell, such as a connection."""
+        self._rejected.of(reason).add()
+
+    def watch_dropped(self, reason: str) -> None:
+        """A stream was closed by the server: `slow_consumer`, `shutdown` or `deleted`."""
+        self._watch_dropped.of(reason).add()
+
+    def failed(self, error: BaseException) -> None:
+        """An answer is an error: count it if it tells of damage."""
+        if isinstance(error, CorruptionError):
+            self._corruption.of(error.code.removesuffix("_corrupt")).add()

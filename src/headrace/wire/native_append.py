@@ -1,0 +1,267 @@
+"""`POST /v0/topics/{topic}`: append records.
+
+The hot path of the whole server: one decode, one engine call, one formatted answer.  Order of the
+refusals: content type, JSON, the right to configure, then what the engine checks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from headrace.core.errors import Forbidden, InvalidRequest
+from headrace.core.runtime import Ticket
+from headrace.core.settings import Settings
+from headrace.engine.admission import PLAIN, Append
+from headrace.engine.append import Appended
+from headrace.engine.engine import Engine
+from headrace.engine.idempotency import ProducerClaim
+from headrace.engine.topic_config import FSYNC
+from headrace.storage.block import AnyBatch, Batch
+from headrace.wire.exchange import ARROW_STREAM, JSON, Exchange
+from headrace.wire.metrics import Metrics
+from headrace.wire.native import (
+    Vocabulary,
+    check_new_name,
+    check_u64,
+    decode,
+    encode,
+    flag,
+    query_of,
+)
+from headrace.wire.native_types import AppendBody, RecordIn
+from headrace.wire.routes import ADMIN
+
+_DECODER: Final = msgspec.json.Decoder(AppendBody)
+_META_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NULL: Final = msgspec.Raw(b"null")  # equal to a `Raw` only
+_PRODUCER_HEADERS: Final = (b"producer-id", b"producer-epoch", b"producer-seq")
+
+
+class AppendApi:
+    """Appends in one vocabulary."""
+
+    def __init__(
+        self, engine: Engine, settings: Settings, metrics: Metrics, vocabulary: Vocabulary
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._metrics = metrics
+        self._vocabulary = vocabulary
+        self._topics = engine.core.by_name
+        self._now_ns = engine.runtime.clock.monotonic_ns
+
+    def append(self, exchange: Exchange) -> None:
+        """Append the records of a JSON or an Arrow body."""
+        if exchange.headers.get(b"content-type", b"").startswith(ARROW_STREAM):
+            self._append_arrow(exchange)
+            return
+        body = decode(exchange, _DECODER)
+        name = exchange.params[0]
+        how = self._conditions(exchange, body, name)
+        batch = self.batch_of(body)
+        with_seqs = not exchange.query or flag(query_of(exchange), "return_seqs", True)
+        self.submit(exchange, name, batch, how, with_seqs)
+
+    def submit(
+        self,
+        exchange: Exchange,
+        name: str,
+        batch: AnyBatch,
+        how: Append,
+        with_seqs: bool,
+    ) -> None:
+        """Append a batch and answer when it is acknowledged."""
+        ticket = self._engine.append_batch(name, batch, how)
+        if ticket.done:
+            self._answer(exchange, with_seqs, ticket)
+        else:
+            ticket.when_done(partial(self._answer, exchange, with_seqs))
+
+    def _append_arrow(self, exchange: Exchange) -> None:
+        from headrace.wire.native_arrow import decode_append
+
+        name = exchange.params[0]
+        query = query_of(exchange)
+        batch = decode_append(exchange.body, self._settings)
+        how = self._header_conditions(exchange, name)
+        expected = exchange.header(b"expected-head-seq") or query.get("expected_head_seq")
+        if expected is not None:
+            how = how._replace(expected_head_seq=whole_number("expected_head_seq", expected))
+        if "create" in query:
+            how = how._replace(create=flag(query, "create", True))
+        self.check_name(name, how)
+        self.submit(exchange, name, batch, how, flag(query, "return_seqs", False))
+
+    # What was asked for
+
+    def _conditions(self, exchange: Exchange, body: AppendBody, name: str) -> Append:
+        """The conditions of an append, beside its records."""
+        headers = exchange.headers
+        if (
+            body.idempotency_key is None
+            and body.create is None
+            and body.expected_head_seq is None
+            and not body.config
+            and b"idempotency-key" not in headers
+            and b"producer-id" not in headers
+            and b"producer-seq" not in headers
+            and b"producer-epoch" not in headers
+        ):
+            if name not in self._topics:
+                check_new_name(name)
+            return PLAIN
+        how = self._header_conditions(exchange, name)
+        config = None
+        if body.config and body.config != _NULL:
+            self.check_admin(exchange, name)
+            config = self._vocabulary.read_config(bytes(body.config))
+            if config.dead_letter is not None:
+                check_new_name(config.dead_letter)
+        key = body.idempotency_key
+        how = how._replace(
+            config=config,
+            create=body.create,
+            idempotency_key=how.idempotency_key if key is None else key,
+            expected_head_seq=check_u64("expected_head_seq", body.expected_head_seq),
+        )
+        self.check_name(name, how)
+        return how
+
+    def _header_conditions(self, exchange: Exchange, name: str) -> Append:
+        headers = exchange.headers
+        key = headers.get(b"idempotency-key")
+        text = None
+        if key is not None:
+            try:
+                text = key.decode()
+            except UnicodeDecodeError:
+                raise InvalidRequest("Idempotency-Key is not UTF-8", fix="send text") from None
+        return Append(idempotency_key=text, producer=producer_of(exchange))
+
+    def check_admin(self, exchange: Exchange, name: str) -> None:
+        """To create a topic with a config of one's own takes the right to configure."""
+        key = exchange.key
+        if key is not None and name not in self._topics and not key.allows_scope(ADMIN):
+            raise Forbidden(
+                "a config needs the scope admin",
+                fix="leave `config` out, or use another key",
+                detail={"topic": name},
+            )
+
+    def check_name(self, name: str, how: Append) -> None:
+        """Refuse a bad name where it would be created."""
+        if name in self._topics:
+            return
+        auto = True if how.config is None else how.config.auto_create
+        if auto if how.create is None else how.create:
+            check_new_name(name)
+
+    def batch_of(self, body: AppendBody) -> Batch:
+        """The columns of the records."""
+        records = body.records
+        if len(records) == 1:
+            record = records[0]
+            if record.tag is None and record.node is None and not record.meta:
+                return Batch([record.data], nodes=body.node)
+        return self._columns(records, body.node)
+
+    def _columns(self, records: list[RecordIn], node: str | None) -> Batch:
+        data = [record.data for record in records]
+        count = len(records)
+        tags: list[str | None] | None = [record.tag for record in records]
+        nodes: list[str | None] | str | None = [record.node for record in records]
+        metas = [record.meta for record in records]
+        if tags.count(None) == count:  # type: ignore[union-attr]
+            tags = None
+        if nodes.count(None) == count:  # type: ignore[union-attr, arg-type]
+            nodes = node
+        elif node is not None:
+            nodes = [node if own is None else own for own in nodes]  # type: ignore[union-attr]
+        kept = self._metas(metas) if any(metas) else None
+        return Batch(data, tags=tags, nodes=nodes, metas=kept)
+
+    def _metas(self, metas: list[msgspec.Raw]) -> list[bytes | None] | None:
+        keys_max = self._settings.meta_keys_max
+        kept: list[bytes | None] = []
+        for meta in metas:
+            if not meta or meta == _NULL:
+                kept.append(None)
+                continue
+            value = bytes(meta)
+            # An object has at least four bytes a key, so most need no count.
+            if value[:1] == b"{" and len(value) > 4 * keys_max:
+                keys = len(_META_DECODER.decode(value))
+                if keys > keys_max:
+                    raise InvalidRequest(
+                        f"meta has {keys} keys", fix=f"use at most {keys_max} at its top level"
+                    )
+            kept.append(value)
+        return kept
+
+    # The answer
+
+    def _answer(self, exchange: Exchange, with_seqs: bool, ticket: Ticket[Appended]) -> None:
+        if exchange.answered:
+            return
+        error = ticket.error
+        if error is not None:
+            exchange.fail(error)
+            return
+        done = ticket.result()
+        config = self._topics[done.topic].config if done.topic in self._topics else None
+        fsync_ns = done.sync_ns if config is not None and config.durability == FSYNC else 0
+        ns = self._now_ns() - exchange.started_ns
+        total = "%.3f" % (ns / 1e6)
+        wal = "%.3f" % (done.write_ns / 1e6)
+        fsync = "%.3f" % (fsync_ns / 1e6) if fsync_ns else "0.0"
+        seqs = ""
+        if with_seqs:
+            first, last = done.first_seq, done.last_seq
+            joined = first if first == last else ",".join(map(str, range(first, last + 1)))
+            seqs = f',"seqs":[{joined}]'
+        name = encode(done.topic).decode()
+        body = (
+            f'{{"{self._vocabulary.noun}":{name},"first_seq":{done.first_seq},'
+            f'"last_seq":{done.last_seq}{seqs},"head_seq":{done.head_seq},"count":{done.count},'
+            f'"created":{"true" if done.created else "false"},'
+            f'"deduped":{"true" if done.deduped else "false"},"epoch":{done.epoch},'
+            f'"performance":{{"server_total_ms":{total},"wal_append_ms":{wal},'
+            f'"fsync_ms":{fsync}}}}}'
+        ).encode()
+        timing = f"total;dur={total}, wal_append;dur={wal}, fsync;dur={fsync}"
+        status = 201 if done.created else 200
+        exchange.answer(status, body, JSON, ((b"server-timing", timing.encode()),))
+        if config is not None and not done.deduped:
+            self._metrics.appended(
+                str(config.durability), "native", done.count, len(exchange.body), ns
+            )
+
+
+def producer_of(exchange: Exchange) -> ProducerClaim | None:
+    """What a producer says of its append in three headers, all or none."""
+    values = [exchange.headers.get(name) for name in _PRODUCER_HEADERS]
+    if values.count(None) == len(values):
+        return None
+    if None in values:
+        raise InvalidRequest(
+            "some Producer headers are missing",
+            fix="send Producer-Id, Producer-Epoch and Producer-Seq together",
+        )
+    producer, epoch, sequence = (exchange.header(name) for name in _PRODUCER_HEADERS)
+    return ProducerClaim(
+        producer, whole_number("Producer-Epoch", epoch), whole_number("Producer-Seq", sequence)
+    )
+
+
+def whole_number(name: str, text: str) -> int:
+    """A number in a header or a query.
+
+    >>> whole_number("Producer-Seq", "12")
+    12
+    """
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        raise InvalidRequest(f"{name} is {text[:80]!r}", fix="send a whole number")
+    return int(text)

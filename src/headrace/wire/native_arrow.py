@@ -1,0 +1,75 @@
+"""Arrow bodies of the native API: an append's records in, a page out, as columns.
+
+Only this file knows how they look on the wire (docs/reference/arrow.md).  Into an append go the
+columns `data`, and if wanted `tag`, `node` and `meta`; out of a diff come those of
+`storage/page_columns.py`, with all that is not a record in the metadata of the schema.  No row is
+touched in Python either way.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from headrace.core.settings import Settings
+from headrace.engine.arrow_batch import batch_of_columns, check_columns
+from headrace.engine.reading import Page, Tombstone
+from headrace.storage.block import ColumnBatch
+from headrace.storage.page_columns import PAGE_SCHEMA
+from headrace.wire.arrow_stream import END_OF_STREAM, read_columns
+
+# From so many bytes on, the loop thread has better things to do meanwhile.
+OFF_LOOP_BYTES_MIN: Final = 8 << 20
+LANE: Final = "read"
+
+_encode = msgspec.json.Encoder().encode
+
+
+def decode_append(body: bytes, settings: Settings) -> ColumnBatch:
+    """The records of an append.
+
+    >>> import pyarrow as pa
+    >>> sink = pa.BufferOutputStream()
+    >>> with pa.ipc.new_stream(sink, pa.schema([("data", pa.utf8())])) as writer:
+    ...     writer.write_batch(pa.record_batch({"data": ['{"id":1}', '{"id":2}']}))
+    >>> decode_append(sink.getvalue().to_pybytes(), Settings()).rows
+    2
+    """
+    columns = read_columns(body, check_columns, settings.arrow_rows_max)
+    return batch_of_columns(settings, columns)
+
+
+def encode_page(page: Page, *, tags: bool = True, metas: bool = True) -> bytes:
+    """A page that was read with `columns`, as an Arrow IPC stream."""
+    left_out = ([] if tags else ["tag"]) + ([] if metas else ["meta"])
+    batches = page.batches
+    schema = PAGE_SCHEMA
+    for name in left_out:
+        schema = schema.remove(schema.get_field_index(name))
+    if left_out:
+        batches = [batch.select(schema.names) for batch in batches]
+    parts = [memoryview(schema.with_metadata(_metadata(page)).serialize())]
+    parts += [memoryview(batch.serialize()) for batch in batches]
+    return b"".join((*parts, END_OF_STREAM))
+
+
+def _metadata(page: Page) -> dict[str | bytes, str | bytes]:
+    """What a page says beside its records, in the words of its JSON form."""
+    said: dict[str | bytes, str | bytes] = {
+        "headrace.topic": page.topic,
+        "headrace.epoch": str(page.epoch),
+        "headrace.next_from_seq": str(page.next_from_seq),
+        "headrace.head_seq": str(page.head_seq),
+        "headrace.earliest_seq": str(page.earliest_seq),
+        "headrace.caught_up": "true" if page.caught_up else "false",
+        "headrace.lag": str(page.lag),
+        "headrace.records_scanned": str(page.scanned),
+    }
+    if page.tombstone is not None:
+        said["headrace.tombstone"] = _tombstone(page.tombstone)
+    return said
+
+
+def _tombstone(lost: Tombstone) -> bytes:
+    return _encode({**lost._asdict(), "missed_estimate": lost.missed_estimate})

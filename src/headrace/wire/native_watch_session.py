@@ -1,0 +1,165 @@
+"""Watch sessions: what a watch follows, where it is, and how long it is kept.
+
+Only this file moves a session's cursors.  They are the server's: every stream of a session reads on
+from them, a reconnecting client may take them back with the last id it saw, never forward.  A
+session without a stream is kept for `watch_session_ttl_ms`; then its wid is unknown.  Sessions are
+in memory only.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headrace.core.clock import Random
+from headrace.core.errors import NotFound, Throttled
+from headrace.core.settings import Settings
+from headrace.engine.topic import Topic
+from headrace.wire.exchange import Key
+from headrace.wire.live_json import View
+from headrace.wire.live_stream import Place
+from headrace.wire.watch_ids import Position, Positions, encode_id
+
+if TYPE_CHECKING:
+    from headrace.wire.native_watch_stream import WatchStream
+
+# Topics that one session follows, those of its patterns included.
+FOLLOWED_TOPICS_MAX: Final = 1_024
+_WID_BYTES: Final = 16
+
+
+class Watch(NamedTuple):
+    """What a session is made of."""
+
+    view: View
+    heartbeat_ms: int
+    places: Iterable[Place]
+    prefixes: tuple[str, ...]  # topics that are created with such a name are followed too
+    key: Key | None
+
+
+class Session:
+    """One watch."""
+
+    __slots__ = (
+        "heartbeat_ms",
+        "idle_since_ms",
+        "key",
+        "places",
+        "prefixes",
+        "streams",
+        "view",
+        "wid",
+    )
+
+    def __init__(self, wid: str, watch: Watch) -> None:
+        self.wid = wid
+        self.view = watch.view
+        self.heartbeat_ms = watch.heartbeat_ms
+        self.key = watch.key
+        self.prefixes = watch.prefixes
+        self.places: dict[str, Place] = {}  # by name, in the order of the names
+        for place in sorted(watch.places, key=lambda place: place.name):
+            self.places[place.name] = place
+        self.streams: list[WatchStream] = []
+        self.idle_since_ms = 0
+
+    @property
+    def id(self) -> bytes:
+        """Where the session is, as an id."""
+        return encode_id([Position(p.name, p.epoch, p.cursor) for p in self.places.values()])
+
+    def add(self, topic: Topic) -> Place:
+        """Follow one more topic, from its first record."""
+        place = Place(topic.name, topic.epoch, 0)
+        self.places[topic.name] = place
+        self.places = dict(sorted(self.places.items()))
+        return place
+
+    def remove(self, place: Place) -> None:
+        """A topic is gone."""
+        if self.places.get(place.name) is place:
+            del self.places[place.name]
+
+    def rewind(self, given: Positions) -> None:
+        """Go back to where a client says it was, in each topic that it is behind in."""
+        for place in self.places.values():
+            said = given.of(place.name, place.epoch)
+            if said is None:
+                continue
+            epoch, cursor = said
+            if epoch < place.epoch:
+                # It has not heard that the topic was made anew: reading tells it again.
+                place.epoch, place.cursor = epoch, cursor
+            elif epoch == place.epoch:
+                place.cursor = min(place.cursor, cursor)
+
+
+class Sessions:
+    """All watch sessions, by wid."""
+
+    def __init__(self, settings: Settings, random: Random) -> None:
+        self._max = settings.max_watch_sessions
+        self._ttl_ms = settings.watch_session_ttl_ms
+        self._random = random
+        self._by_wid: dict[str, Session] = {}
+        self._idle: dict[str, Session] = {}  # without a stream, longest first
+
+    def __len__(self) -> int:
+        return len(self._by_wid)
+
+    def reclaim(self, now_ms: int) -> None:
+        """Forget sessions that nobody has used for too long."""
+        for session in list(self._idle.values()):
+            if now_ms - session.idle_since_ms <= self._ttl_ms:
+                break
+            self.forget(session)
+
+    def check_room(self, now_ms: int) -> None:
+        """Raise if there may be no more sessions."""
+        self.reclaim(now_ms)
+        if 0 < self._max <= len(self._by_wid):
+            raise Throttled(
+                f"{self._max} watch sessions exist, the most allowed",
+                fix="retry when some have ended, or raise HEADRACE_MAX_WATCH_SESSIONS",
+                detail={"limit": "max_watch_sessions", "max": self._max},
+            )
+
+    def create(self, watch: Watch, now_ms: int) -> Session:
+        """A new session; its wid is a secret that nobody can guess."""
+        self.check_room(now_ms)
+        secret = urlsafe_b64encode(self._random.bytes(_WID_BYTES)).rstrip(b"=").decode()
+        session = Session(f"wid_{secret}", watch)
+        assert session.wid not in self._by_wid
+        self._by_wid[session.wid] = session
+        self._rest(session, now_ms)
+        return session
+
+    def find(self, wid: str, now_ms: int) -> Session:
+        """The session of a wid, or `NotFound`."""
+        self.reclaim(now_ms)
+        session = self._by_wid.get(wid)
+        if session is None:
+            raise NotFound("no watch session of this wid", fix="create one with POST /v0/watch")
+        return session
+
+    def opened(self, session: Session, stream: WatchStream) -> None:
+        """A session has one more stream."""
+        session.streams.append(stream)
+        self._idle.pop(session.wid, None)
+
+    def closed(self, session: Session, stream: WatchStream, now_ms: int) -> None:
+        """A session has one stream less."""
+        session.streams.remove(stream)
+        if not session.streams and session.wid in self._by_wid:
+            self._rest(session, now_ms)
+
+    def forget(self, session: Session) -> None:
+        """The wid is unknown from here on."""
+        self._by_wid.pop(session.wid, None)
+        self._idle.pop(session.wid, None)
+
+    def _rest(self, session: Session, now_ms: int) -> None:
+        session.idle_since_ms = now_ms
+        self._idle[session.wid] = session

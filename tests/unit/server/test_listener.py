@@ -1,0 +1,114 @@
+"""Where a server may be bound, and the sockets it is bound by."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from headrace.core.errors import ConfigError
+from headrace.core.settings import Settings
+from headrace.server.auth import KeyRing
+from headrace.server.listener import Listener, check_exposure, tls_context
+from headrace.server.network import host_of, is_loopback
+
+NO_KEYS = KeyRing([])
+UNRESOLVABLE = "no-such-host.invalid"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.8.7", "localhost", "::1", "[::1]"])
+def test_loopback_needs_no_keys(host: str) -> None:
+    assert is_loopback(host)
+    check_exposure(Settings(host=host), NO_KEYS)
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "", "192.0.2.1", "2001:db8::1", UNRESOLVABLE, "a" * 300, "a\0b", "."]
+)
+def test_anything_else_does(host: str) -> None:
+    assert not is_loopback(host)
+    with pytest.raises(ConfigError, match="HEADRACE_API_KEYS"):
+        check_exposure(Settings(host=host), NO_KEYS)
+    check_exposure(Settings(host=host), KeyRing.parse("k"))
+    check_exposure(Settings(host=host, allow_insecure_no_auth=True), NO_KEYS)
+
+
+@pytest.mark.parametrize("host", [UNRESOLVABLE, "192.0.2.1", "a" * 300])
+def test_an_address_that_is_not_ours(host: str) -> None:
+    listener = Listener(Settings(host=host, port=0))
+    with pytest.raises(ConfigError, match="HEADRACE_HOST"):
+        listener.bind()
+    listener.close()
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=str(port)):
+            Listener(Settings(port=port)).bind()
+
+
+def test_all_addresses_of_a_name_have_one_port() -> None:
+    listener = Listener(Settings(host="localhost", port=0))
+    listener.bind()
+    try:
+        ports = {bound.getsockname()[1] for bound in listener._sockets}
+        assert len(ports) == 1 and 0 not in ports
+        assert listener.address.endswith(f":{ports.pop()}")
+    finally:
+        listener.close()
+
+
+def test_connections_are_made_until_it_is_closed_and_sent_without_delay() -> None:
+    made: list[asyncio.BaseTransport] = []
+
+    class Greeter(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.append(transport)
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(b"hello")
+
+    async def talk() -> None:
+        listener = Listener(Settings(port=0))
+        listener.bind()
+        await listener.start(Greeter)
+        host, _, port = listener.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await reader.readexactly(5) == b"hello"
+        accepted = made[0].get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        listener.close()
+        await asyncio.sleep(0)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(host, int(port))
+        # What was open stays open.
+        made[0].write(b"more")  # type: ignore[attr-defined]
+        assert await reader.readexactly(4) == b"more"
+        writer.close()
+        await writer.wait_closed()
+        made[0].close()
+
+    asyncio.run(talk())
+
+
+def test_no_certificate_is_no_tls() -> None:
+    assert tls_context(Settings()) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("a.example", "a.example"),
+        (" A.Example:80 ", "a.example"),
+        ("[fd00::1]", "fd00::1"),
+        ("[fd00::1]:80", "fd00::1"),
+        ("fd00::1", "fd00::1"),
+        ("a.example.:80", "a.example"),
+        ("", ""),
+        (":80", ""),
+        ("[", ""),
+    ],
+)
+def test_the_host_of_a_name_with_a_port(text: str, host: str) -> None:
+    assert host_of(text) == host

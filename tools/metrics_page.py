@@ -1,0 +1,110 @@
+"""Write docs/operate/metrics.md from the metrics that a server registers.
+
+python tools/metrics_page.py            rewrite the page
+python tools/metrics_page.py --check    fail when the page is not what would be written
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from headrace.core.clock import ManualClock, SeededRandom
+from headrace.core.runtime import StepRuntime
+from headrace.core.telemetry import Described
+from headrace.engine.engine import Engine
+from headrace.testing.simdisk import SimDisk
+from headrace.wire.metrics import Metrics
+from headrace.wire.metrics_engine import TOPICS_SHOWN_MAX, watch_engine
+from headrace.wire.metrics_process import watch_process
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "operate" / "metrics.md"
+
+HEAD = f"""\
+# Metrics
+
+`GET /v0/metrics` answers with the text that Prometheus scrapes, and with a JSON object of the
+totals when `Accept` names `application/json`. It answers during recovery and while draining, too.
+With API keys it needs one with the scope `read`:
+
+```yaml
+scrape_configs:
+  - job_name: headrace
+    metrics_path: /v0/metrics
+    authorization: {{credentials: THE-KEY}}
+    static_configs: [{{targets: ["127.0.0.1:4000"]}}]
+```
+
+[ops/alerts.yml](../../ops/alerts.yml) holds alerts and [ops/grafana.json](../../ops/grafana.json) a
+dashboard; both use only what is on this page.
+
+Counters start at 0 with the process. Histograms have `_bucket`, `_sum` and `_count`. Times are in
+seconds and sizes in bytes, except for the names that existing clients of the native API expect
+(`headrace_uptime_ms`, `headrace_wal_fsync_latency_us`). A request costs its counters about a
+microsecond; a scrape costs the same however many topics there are, because totals are kept as they
+change and only the first {TOPICS_SHOWN_MAX:,} topics have series of their own
+(`headrace_topic_metrics_truncated` is 1 then).
+"""
+
+GROUPS = {
+    "Topics": ("topic", "records", "bytes", "routers", "queue"),
+    "Appends and reads": ("append", "read_records", "read_duration"),
+    "Requests": ("http",),
+    "Live readers": ("sse", "watch"),
+    "The log": ("wal",),
+    "Files and memory": ("checkpoint", "segment", "memory", "read_cache", "idempotency", "disk"),
+    "Start, and damage": ("ready", "recovery", "uptime", "build", "corruption", "clock", "tier"),
+    "The process": ("loop", "gc", "process", "metric"),
+}
+
+TAIL = """
+`status` is the answer's, 0 where the client went away before there was one. `route` is the
+template, never the path, and `(none)` for paths that have no route. Streams are counted as requests
+when they end, and are not in the histogram of durations.
+
+`headrace_loop_stall_seconds` is how late a timer was that is due every 20 ms: whatever kept the
+loop busy kept every client waiting. A stall shows as its length less at most one tick.
+
+This page is written by `python tools/metrics_page.py`.
+"""
+
+
+def described() -> list[Described]:
+    """Every metric of a serving process."""
+    runtime = StepRuntime(ManualClock())
+    engine = Engine(SimDisk(), runtime, random=SeededRandom(1))
+    metrics = Metrics()
+    watch_engine(metrics, engine)
+    watch_process(metrics, runtime, int)
+    engine.abandon()
+    return metrics.registry.described()
+
+
+def page() -> str:
+    left = described()
+    parts = [HEAD]
+    for title, prefixes in GROUPS.items():
+        starts = tuple(f"headrace_{prefix}" for prefix in prefixes)
+        own = [one for one in left if one.name.startswith(starts)]
+        left = [one for one in left if one not in own]
+        parts.append(f"\n## {title}\n\n| series | kind | labels | meaning |\n|---|---|---|---|\n")
+        for one in own:
+            labels = ", ".join(f"`{label}`" for label in one.labels)
+            parts.append(f"| `{one.name}` | {one.kind} | {labels} | {one.help_text} |\n")
+    assert not left, f"no group for {[one.name for one in left]}"
+    return "".join(parts) + TAIL
+
+
+def main() -> int:
+    if "--check" in sys.argv:
+        current = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+        if current != page():
+            print(f"{PAGE.name} is not up to date; run `python tools/metrics_page.py`")
+            return 1
+        return 0
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
