@@ -69,8 +69,12 @@ def apt_install(package: str, say: Callable[[str], None]) -> str | None:
     return problem
 
 
+def has_durable_streams() -> bool:
+    return bool(program("node")) and (cache() / "node_modules" / PACKAGE / "package.json").exists()
+
+
 def npm_install(say: Callable[[str], None]) -> str | None:
-    if (cache() / "node_modules" / PACKAGE / "package.json").exists() and program("node"):
+    if has_durable_streams():
         return None
     for name, package in (("node", "nodejs"), ("npm", "npm")):
         problem = None if program(name) else apt_install(package, say)

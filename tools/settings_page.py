@@ -34,6 +34,7 @@ Only the tests read these:
 |---|---|
 | `HEADRACE_TEST_MINUTES` | what the long sweeps may spend together |
 | `HEADRACE_TEST_SEED` | where their randomness starts; by default the commit's hash |
+| `HEADRACE_TEST_MIN_HEARTBEAT_MS` | lowers the floor of `heartbeat_ms`, at most 1000 |
 | `HEADRACE_TEST_BENCH_QUICK` | set for the processes of `./run bench --quick` |
 
 This page is written by `python tools/settings_page.py`.

@@ -10,7 +10,9 @@ import asyncio
 import os
 from typing import NamedTuple
 
+from headrace.core.errors import ConfigError
 from headrace.core.limits import heartbeat_ms_min
+from headrace.core.runtime import Runtime
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.server.app import App
@@ -26,9 +28,12 @@ from headrace.wire.native_live import LiveApi
 from headrace.wire.native_probes import Probes
 from headrace.wire.native_routes import native_routes
 from headrace.wire.native_segments import SegmentsApi
+from headrace.wire.pressure import ResponseMemory
 from headrace.wire.routes import RouteTable
 
 STATM_BYTES_MAX = 256
+# How often sessions that nobody uses are looked for.
+SESSIONS_LOOK_MS = 10_000
 # Tests of heartbeats cannot wait for a second each.
 SHORTEST_HEARTBEAT = "HEADRACE_TEST_MIN_HEARTBEAT_MS"
 
@@ -39,21 +44,41 @@ class Server(NamedTuple):
     app: App
     live: LiveApi
     watch: ProcessWatch
+    runtime: Runtime
 
     def protocol(self) -> asyncio.Protocol:
         """A new connection's."""
         return Http1Protocol(self.app)
 
+    def start(self) -> None:
+        """Begin with what happens by itself."""
+        self.app.start()
+        self.watch.start()
+        self._look_after_sessions()
+
+    def _look_after_sessions(self) -> None:
+        self.live.tick()
+        self.runtime.later(SESSIONS_LOOK_MS, self._look_after_sessions)
+
+    def drain(self) -> None:
+        """Tell every stream, take nothing new, and let what is in progress end."""
+        self.live.drain()
+        self.app.drain()
+
+    def stop(self) -> None:
+        self.app.stop()
+        self.watch.stop()
+
 
 def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
     """Every route of every dialect behind one gate, on an engine that need not be ready yet."""
     metrics = Metrics()
+    memory = ResponseMemory(settings.response_memory_bytes_max)
     probes = Probes(engine, metrics, TOPICS)
-    shortest = int(os.environ.get(SHORTEST_HEARTBEAT, heartbeat_ms_min))
-    live = LiveApi(engine, settings, metrics, shortest_heartbeat_ms=shortest)
+    live = LiveApi(engine, settings, metrics, shortest_heartbeat_ms=_shortest_heartbeat_ms())
     table = RouteTable(
         [
-            *native_routes(engine, settings, metrics),
+            *native_routes(engine, settings, metrics, memory),
             *SegmentsApi(engine, settings).routes(),
             *live.routes(),
             *probes.routes(),
@@ -61,7 +86,7 @@ def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
     )
     for route in Documents(table.routes, settings, TOPICS).routes():
         table.add(route)
-    app = App(settings, table, Gate(settings, keys), engine.runtime, metrics)
+    app = App(settings, table, Gate(settings, keys), engine.runtime, metrics, memory)
     probes.state = lambda: app.state
 
     sources = metrics.sources
@@ -69,7 +94,18 @@ def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
     sources.request_body_bytes = lambda: app.budget.used
     sources.response_pending_bytes = lambda: app.pending_bytes
     sources.parked_requests = lambda: app.parked
-    return Server(app, live, watch_process(metrics, engine.runtime, resident_bytes))
+    watch = watch_process(metrics, engine.runtime, resident_bytes)
+    return Server(app, live, watch, engine.runtime)
+
+
+def _shortest_heartbeat_ms() -> int:
+    text = os.environ.get(SHORTEST_HEARTBEAT) or str(heartbeat_ms_min)
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"{SHORTEST_HEARTBEAT}={text!r} does not parse", fix="write a number of milliseconds"
+        ) from None
 
 
 def resident_bytes() -> int:

@@ -93,8 +93,7 @@ async def _serve(settings: Settings, *, as_json: bool) -> None:
     try:
         listener.bind()
         server = compose(settings, engine, keys)
-        server.app.start()
-        server.watch.start()
+        server.start()
         await listener.start(server.protocol)
         if await _recover(engine, signals):
             server.app.go_live()
@@ -169,12 +168,10 @@ def _announce(settings: Settings, listener: Listener, as_json: bool) -> None:
 async def _drain(server: Server, timeout_ms: int) -> None:
     """Let requests in progress end, for so long."""
     app = server.app
-    server.live.drain()
-    app.drain()
+    server.drain()
     deadline_ms = app.now_ms() + timeout_ms
     while app.connections and app.now_ms() < deadline_ms:
         await asyncio.sleep(DRAIN_LOOK_SECONDS)
     if app.connections:
         log.warning("%d connections did not end in %d ms", len(app.connections), timeout_ms)
-    app.stop()
-    server.watch.stop()
+    server.stop()

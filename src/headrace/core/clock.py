@@ -87,13 +87,13 @@ class EngineClock:
         self._clock = clock
         # Read at every append, so without a method between.
         self.monotonic_ns = clock.monotonic_ns
-        self._start_ns = clock.monotonic_ns()
-        self._start_ms = clock.wall_ms()
+        # What makes engine time, in nanoseconds since 1970, of monotonic time.
+        self._base_ns = clock.wall_ms() * NS_PER_MS - clock.monotonic_ns()
         self._offset_ms = 0
 
     def now_ms(self) -> int:
         """Milliseconds since 1970 by engine time."""
-        return self._start_ms + (self.monotonic_ns() - self._start_ns) // NS_PER_MS
+        return (self.monotonic_ns() + self._base_ns) // NS_PER_MS
 
     def wall_offset_ms(self) -> int:
         """How far the wall clock is ahead of engine time; shown to operators, never acted on."""

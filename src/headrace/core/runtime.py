@@ -21,6 +21,8 @@ from collections.abc import Callable, Generator
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
+
 from headrace.core.clock import Clock, SystemClock
 
 T = TypeVar("T")
@@ -48,8 +50,15 @@ class Runtime(Protocol):
     def close(self) -> None: ...
 
 
-class Ticket(Generic[T]):
+class _Owned(msgspec.Struct, eq=False):
+    _runtime: Runtime
+
+
+# Structs, because one is made for each append, and C fills in their fields.
+class Ticket(_Owned, Generic[T], eq=False, kw_only=True):
     """The answer to a call, now or soon: `ticket.result()` or `await ticket`.
+
+    `done` and `error` are to be read only; `error` is None until it has failed.
 
     >>> ticket = Ticket[int](StepRuntime())
     >>> ticket.resolve(7)
@@ -57,36 +66,27 @@ class Ticket(Generic[T]):
     7
     """
 
-    __slots__ = ("_callbacks", "_done", "_error", "_runtime", "_value", "abandoned")
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self.abandoned = False  # nobody waits for the answer any more
-        self._done = False
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        self._callbacks: list[Callable[[Ticket[T]], None]] | None = None
-
-    @property
-    def done(self) -> bool:
-        return self._done
-
-    @property
-    def error(self) -> BaseException | None:
-        return self._error
+    abandoned: bool = False  # nobody waits for the answer any more
+    done: bool = False
+    error: BaseException | None = None
+    _value: T | None = None
+    _callbacks: list[Callable[[Ticket[T]], None]] | None = None
 
     def resolve(self, value: T) -> None:
-        assert not self._done
+        assert not self.done
         self._value = value
-        self._finish()
+        self.done = True
+        if self._callbacks is not None:
+            self._tell()
 
     def fail(self, error: BaseException) -> None:
-        assert not self._done
-        self._error = error
-        self._finish()
+        assert not self.done
+        self.error = error
+        self.done = True
+        if self._callbacks is not None:
+            self._tell()
 
-    def _finish(self) -> None:
-        self._done = True
+    def _tell(self) -> None:
         callbacks, self._callbacks = self._callbacks, None
         failure: Exception | None = None
         for callback in callbacks or ():
@@ -99,7 +99,7 @@ class Ticket(Generic[T]):
 
     def when_done(self, callback: Callable[[Ticket[T]], None]) -> None:
         """Call back on the loop thread, at once if the answer is there."""
-        if self._done:
+        if self.done:
             callback(self)
         elif self._callbacks is None:
             self._callbacks = [callback]
@@ -110,25 +110,25 @@ class Ticket(Generic[T]):
         """One who waited has given up; when it was the last, nobody waits any more."""
         if self._callbacks is not None:
             self._callbacks.remove(callback)
-        self.abandoned = not self._done and not self._callbacks
+        self.abandoned = not self.done and not self._callbacks
 
     def abandon(self) -> None:
         """Say that nobody waits any more; what was asked for may still be done."""
-        self.abandoned = not self._done
+        self.abandoned = not self.done
         self._callbacks = None
 
     def result(self) -> T:
         """The answer; waits for it (not inside an asyncio loop: there, `await`)."""
-        if not self._done or self._error is not None:
+        if not self.done or self.error is not None:
             # A refusal ends the turn too: a program that does nothing but try again has to let
             # the work go on that it waits for.
             self._runtime.wait(self)
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._value  # type: ignore[return-value]
 
     def __await__(self) -> Generator[object, None, T]:
-        if not self._done:
+        if not self.done:
             future = asyncio.get_running_loop().create_future()
 
             def wake(_ticket: Ticket[T]) -> None:

@@ -34,7 +34,6 @@ from headrace.storage.block import (
     ColumnBatch,
 )
 
-_NO_OPTIONS = (None,) * 6
 _KINDS = frozenset({KIND_JSON, KIND_BYTES, KIND_COMMAND})
 _PAYLOAD_TYPES = frozenset({bytes, msgspec.Raw})
 _META_TYPES = frozenset({bytes, msgspec.Raw, type(None)})
@@ -61,9 +60,10 @@ def check_batch(settings: Settings, batch: AnyBatch, how: Append) -> int:
         if how is not PLAIN:
             _check_conditions(settings, how)
         return batch.bytes
-    if not isinstance(batch.data, list | tuple):
-        raise InvalidRequest(f"data is {type(batch.data).__name__}", fix="send a list of bytes")
-    count = len(batch.data)
+    data, kind, tags, nodes, metas, headers, kinds, stamps = batch
+    if not isinstance(data, (list, tuple)):
+        raise InvalidRequest(f"data is {type(data).__name__}", fix="send a list of bytes")
+    count = len(data)
     if not count:
         raise InvalidRequest("an append without records", fix="send at least one record")
     if count > settings.records_per_append_max:
@@ -73,9 +73,10 @@ def check_batch(settings: Settings, batch: AnyBatch, how: Append) -> int:
             detail={"records": count, "max": settings.records_per_append_max},
         )
     size = _check_sizes(settings, batch)
-    if batch.kind not in _KINDS or batch.kinds is not None:
+    if kind not in _KINDS or kinds is not None:
         _check_kinds(batch)
-    if batch[2:] != _NO_OPTIONS:
+    plain = tags is None and nodes is None and metas is None and headers is None
+    if not plain or kinds is not None or stamps is not None:
         _check_columns(batch, settings.tag_bytes_max, settings.node_bytes_max)
     if how is not PLAIN:
         _check_conditions(settings, how)
@@ -83,14 +84,12 @@ def check_batch(settings: Settings, batch: AnyBatch, how: Append) -> int:
 
 
 def _check_sizes(settings: Settings, batch: Batch) -> int:
-    if not set(map(type, batch.data)) <= _PAYLOAD_TYPES:
+    if not _PAYLOAD_TYPES.issuperset(map(type, batch.data)):
         raise InvalidRequest("data is not bytes", fix="encode each payload first")
-    if (
-        len(batch.data) == 1
-        and batch.metas is None
-        and len(batch.data[0]) <= (settings.record_bytes_max)
-    ):
-        return len(batch.data[0])
+    if batch.metas is None:
+        total = sum(map(len, batch.data))
+        if total <= settings.record_bytes_max:
+            return total  # so no record is larger
     sizes = list(map(len, batch.data))
     if batch.metas is not None:
         if not set(map(type, batch.metas)) <= _META_TYPES:

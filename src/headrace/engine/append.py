@@ -39,6 +39,8 @@ from headrace.storage.wal import WalShard
 # How far ahead of the head seqs are reserved, and over which time the rate is taken.
 RESERVE_MIN = 256
 RESERVE_RATE_NS = 100_000_000
+# Beyond this an append looks whether the seqs suffice; no batch has 2^32 records.
+FEW_SEQS_LEFT = seq_max - (1 << 32)
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
@@ -70,15 +72,16 @@ class Appender:
 
     def append(self, name: str, batch: AnyBatch, how: Append = PLAIN) -> Ticket[Appended]:
         """Stage a batch; the ticket is done when it is acknowledged."""
-        core = self._core
-        core.refuse_unready()
-        size = check_batch(core.settings, batch, how)
+        core, settings = self._core, self._core.settings
+        if not core.ready:
+            core.refuse_unready()
+        size = check_batch(settings, batch, how)
         topic = core.find(name)
         created = topic is None
         if topic is None:
             topic = self._create(name, batch, how, size)
-        ticket: Ticket[Appended] = Ticket(core.runtime)
         if how is not PLAIN:
+            ticket: Ticket[Appended] = Ticket(core.runtime)
             if self._answered_before(topic, batch, how, ticket):
                 return ticket
             if how.expected_head_seq is not None and how.expected_head_seq != topic.staged:
@@ -90,15 +93,16 @@ class Appender:
         shard = core.shard_of(topic.id)
         if not created:
             core.refuse_writes(shard)
-            if topic.config.durability == EPHEMERAL:
+            if topic.ephemeral:
                 core.refuse_ephemeral(size)
-        check_room(core, topic, batch, size)
-        pending = self._stage(topic, batch, how, ticket, created, size, shard)
-        if topic.config.durability == EPHEMERAL and not topic.changing:
+        if topic.bounded or settings.max_total_bytes or topic.staged > FEW_SEQS_LEFT:
+            check_room(core, topic, batch, size)
+        pending = self._stage(topic, batch, how, created, shard)
+        if topic.ephemeral and not topic.changing:
             self._stage_ephemeral(pending, shard)
         else:
             shard.stage(pending)
-        return ticket
+        return pending
 
     def _stage_ephemeral(self, pending: PendingAppend, shard: WalShard) -> None:
         """Records of this class never reach the log; the seqs they use are reserved there."""
@@ -188,9 +192,7 @@ class Appender:
         topic: Topic,
         batch: AnyBatch,
         how: Append,
-        ticket: Ticket[Appended],
         created: bool,
-        size: int,
         shard: WalShard,
     ) -> PendingAppend:
         core = self._core
@@ -200,7 +202,7 @@ class Appender:
         last = topic.staged + count
         reserve = 0
         needs_sync = topic.needs_sync
-        if not needs_sync:
+        if not needs_sync and last + RESERVE_MIN // 2 > topic.reserved:
             if topic.reserve_mark and shard.durable >= topic.reserve_mark:
                 topic.reserved, topic.reserve_mark = topic.reserve_asked, 0
             if last > topic.reserved:
@@ -211,23 +213,26 @@ class Appender:
         if topic.unsettled_syncs:
             needs_sync = True
         sidecar = b"" if how is PLAIN else _sidecar(how)
-        place = (topic.id, topic.staged + 1, ts, now, reserve, sidecar)
+        first = topic.staged + 1
         if isinstance(batch, ColumnBatch):
-            block = encode_columns(batch, *place)
+            block = encode_columns(batch, topic.id, first, ts, now, reserve, sidecar)
         else:
             if batch.timestamps is not None and batch.timestamps[0] < topic.last_ts:
                 stamps = [max(stamp, topic.last_ts) for stamp in batch.timestamps]
                 batch = batch._replace(timestamps=stamps)
-            block = encode_block(batch, *place)
+            block = encode_block(batch, topic.id, first, ts, now, reserve, sidecar)
         # From here on nothing can fail, so the topic may change.
-        pending = PendingAppend(self, topic, ticket, created, size, needs_sync, shard, block)
+        size = block.bytes
+        pending = PendingAppend(
+            core.runtime, self, core, shard, topic, block, block.raw, needs_sync, created, reserve
+        )
         topic.staged = last
         topic.last_ts = block.ts
         topic.staged_count += count
         topic.staged_bytes += size
         core.staged_bytes += size
         if reserve:
-            topic.reserve_staged = pending.reserve = reserve
+            topic.reserve_staged = reserve
         if needs_sync:
             topic.unsettled_syncs += 1
         if sidecar:
@@ -244,136 +249,107 @@ class Appender:
 
     def _note_in_flight(self, topic: Topic, how: Append, pending: PendingAppend) -> None:
         block, claim = pending.block, how.producer
+        pending.beside = beside = Beside(state=how.state)
         if how.idempotency_key is not None:
-            pending.key = digest(how.idempotency_key)
-            self._in_flight[topic.id, pending.key] = pending.ticket
+            beside.key = digest(how.idempotency_key)
+            self._in_flight[topic.id, beside.key] = pending
         if claim is not None:
-            pending.producer_id = claim.id
-            pending.producer = self._claims[topic.id, claim.id] = Producer(
+            beside.producer_id = claim.id
+            beside.producer = self._claims[topic.id, claim.id] = Producer(
                 claim.epoch, claim.sequence, block.first_seq, block.count, block.last_seq
             )
-            self._in_flight[topic.id, claim.id] = pending.ticket
-        pending.state = how.state
+            self._in_flight[topic.id, claim.id] = pending
 
-    def landed(self, pending: PendingAppend) -> None:
+    def landed(self, pending: PendingAppend, beside: Beside) -> None:
         """Forget that an append was in flight."""
         topic_id = pending.topic.id
-        if pending.key:
-            self._in_flight.pop((topic_id, pending.key), None)
-        producer_key = (topic_id, pending.producer_id)
-        if self._in_flight.get(producer_key) is pending.ticket:
+        if beside.key:
+            self._in_flight.pop((topic_id, beside.key), None)
+        producer_key = (topic_id, beside.producer_id)
+        if self._in_flight.get(producer_key) is pending:
             del self._in_flight[producer_key]
             del self._claims[producer_key]
 
-    @property
-    def core(self) -> Core:
-        return self._core
+
+class Beside(msgspec.Struct):
+    """What is committed beside the records of an append."""
+
+    key: bytes = b""
+    producer_id: str = ""
+    producer: Producer | None = None
+    state: bytes | None = None
 
 
-class PendingAppend:
-    """An append on its way through the log."""
+class PendingAppend(Ticket[Appended], eq=False):
+    """An append on its way through the log, which is also the ticket of whoever asked for it."""
 
-    __slots__ = (
-        "_appender",
-        "_created",
-        "_shard",
-        "_size",
-        "block",
-        "key",
-        "needs_sync",
-        "producer",
-        "producer_id",
-        "raw",
-        "reserve",
-        "state",
-        "ticket",
-        "topic",
-    )
-
-    def __init__(
-        self,
-        appender: Appender,
-        topic: Topic,
-        ticket: Ticket[Appended],
-        created: bool,
-        size: int,
-        needs_sync: bool,
-        shard: WalShard,
-        block: Block,
-    ) -> None:
-        self._appender = appender
-        self.block = block
-        self.raw = block.raw
-        self.topic = topic
-        self.ticket = ticket
-        self._created = created
-        self._size = size
-        self.needs_sync = needs_sync
-        self._shard = shard
-        self.reserve = 0
-        self.key = b""
-        self.producer_id = ""
-        self.producer: Producer | None = None
-        self.state: bytes | None = None
+    _appender: Appender
+    _core: Core
+    _shard: WalShard
+    topic: Topic
+    block: Block
+    raw: bytes
+    needs_sync: bool
+    _created: bool
+    reserve: int
+    beside: Beside | None = None
 
     def settle(self, error: HeadraceError | None) -> None:
-        topic, core = self.topic, self._appender.core
-        topic.staged_count -= self.block.count
-        topic.staged_bytes -= self._size
-        core.staged_bytes -= self._size
-        if self.needs_sync:
+        topic, core, block, shard = self.topic, self._core, self.block, self._shard
+        count, size, needs_sync = block.count, block.bytes, self.needs_sync
+        topic.staged_count -= count
+        topic.staged_bytes -= size
+        core.staged_bytes -= size
+        if needs_sync:
             topic.unsettled_syncs -= 1
         if error is not None:
             self._fail(error)
             return
         if self.reserve:
             # Valid once the shard is durable beyond this entry; `written` is at or past its end.
-            topic.reserve_asked, topic.reserve_mark = self.reserve, self._shard.written
-        block = self.block
-        assert block.first_seq == topic.head + 1, (topic.name, block.first_seq, topic.head)
-        topic.head = block.last_seq
-        topic.bytes += block.bytes
+            topic.reserve_asked, topic.reserve_mark = self.reserve, shard.written
+        first = block.first_seq
+        assert first == topic.head + 1, (topic.name, first, topic.head)
+        topic.head = last = first + count - 1
+        topic.bytes += size
         topic.last_write_ms = block.arrived_ms
-        topic.counted += block.count
-        core.totals.records += block.count
-        core.total_bytes += block.bytes
-        core.keep(topic, block, logged=bool(self.raw))
-        core.mark(topic)
-        if self.key or self.producer is not None or self.state is not None:
-            self._remember()
-        config = topic.config
-        if config.cap_records or config.cap_bytes:
+        topic.counted += count
+        core.totals.records += count
+        core.total_bytes += size
+        core.keep(topic, block, self.raw != b"")
+        if self.beside is not None:
+            self._remember(self.beside)
+        if topic.bounded and (topic.config.cap_records or topic.config.cap_bytes):
             retention.enforce(core, topic)
-        answer = Appended(
-            topic.name, topic.epoch, block.first_seq, block.last_seq, topic.head, block.count,
-            self._created, False, block.ts, self._shard.sync_ns if self.needs_sync else 0,
-            self._shard.write_ns if self.raw else 0,
-        )  # fmt: skip
         waiters = topic.waiters
+        answer = Appended(
+            topic.name, topic.epoch, first, last, last, count, self._created, False, block.ts,
+            shard.sync_ns if needs_sync else 0, shard.write_ns if self.raw else 0,
+        )  # fmt: skip
         try:
-            self.ticket.resolve(answer)
+            self.resolve(answer)
         finally:
             if waiters is not None:
                 topic.waiters = None
                 for wake in waiters:
                     wake()
 
-    def _remember(self) -> None:
+    def _remember(self, beside: Beside) -> None:
         topic, block = self.topic, self.block
-        if self.key:
+        if beside.key:
             row = KeyRow(
-                topic.id, self.key, block.first_seq, block.count, block.last_seq, block.arrived_ms
+                topic.id, beside.key, block.first_seq, block.count, block.last_seq, block.arrived_ms
             )
             # A key is as durable as the records: no file may hold it longer than them.
             window_ms = topic.config.idempotency_window_ms
-            self._appender.core.keys.add(row, window_ms, saved=not self.raw)
-        if self.producer is not None:
+            self._core.keys.add(row, window_ms, saved=not self.raw)
+        if beside.producer is not None:
             if topic.producers is None:
                 topic.producers = {}
-            topic.producers[self.producer_id] = self.producer
-        if self.state is not None:
-            topic.state = self.state
-        self._appender.landed(self)
+            topic.producers[beside.producer_id] = beside.producer
+        if beside.state is not None:
+            topic.state = beside.state
+        self._appender.landed(self, beside)
 
     def _fail(self, error: HeadraceError) -> None:
         """Everything staged behind this failed with it, so the seqs can be given out again."""
@@ -381,9 +357,10 @@ class PendingAppend:
         topic.staged = min(topic.staged, self.block.first_seq - 1)
         if self.reserve:
             topic.reserve_staged = 0
-        self._appender.landed(self)
+        if self.beside is not None:
+            self._appender.landed(self, self.beside)
         # Later, so that every seq of the failed batch is back before anybody tries again.
-        self._appender.core.runtime.soon(lambda: self.ticket.fail(error))
+        self._core.runtime.soon(lambda: self.fail(error))
 
 
 _DEFAULT_CONFIG = TopicConfig()

@@ -126,7 +126,7 @@ def _plain(column: Column, bytes_max: int) -> Column:
     count, buffers = len(column), column.buffers()
     views: Any = pa.Array.from_buffers(pa.binary(16), count, buffers[:2], offset=column.offset)
     if column.null_count:
-        # The view of a null is not validated, and Arrow follows it when it casts.
+        # The view of a null is not validated, and Arrow believes its length when it casts.
         views = pc.fill_null(views, bytes(16))
         bits = column.is_valid().buffers()[1]
         column = pa.Array.from_buffers(column.type, count, [bits, views.buffers()[1], *buffers[2:]])

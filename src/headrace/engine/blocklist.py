@@ -31,7 +31,6 @@ class BlockList:
         return iter(self._blocks[self._low :])
 
     def append(self, block: Block) -> None:
-        assert not self._blocks or block.first_seq > self._blocks[-1].first_seq
         self._blocks.append(block)
 
     @property

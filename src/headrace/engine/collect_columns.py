@@ -14,6 +14,7 @@ import pyarrow as pa
 from headrace.engine.blocklist import BlockList
 from headrace.engine.collect import Collector, ReadRequest
 from headrace.engine.topic import Topic
+from headrace.storage.block import Block
 from headrace.storage.page_columns import (
     columns_of_blocks,
     columns_of_run,
@@ -45,18 +46,34 @@ class ColumnCollector(Collector):
 
     def take_blocks(self, blocks: BlockList, last: int) -> None:
         while not self.full:
-            pieces = self._gather(blocks, last)
+            window = self.window(blocks)
+            cursor = self.cursor
+            self.take_window(window, last)
+            if self.cursor == cursor:
+                return
+
+    def window(self, blocks: BlockList) -> list[Block]:
+        """The blocks in memory that the rest of the page may need."""
+        return blocks.since(self.cursor + 1, self.left)
+
+    def take_window(self, window: list[Block], last: int) -> None:
+        """Take from these blocks until they end, `last` is passed or the page is full."""
+        while not self.full:
+            pieces = self._gather(window, last)
             if not pieces:
                 return
             for batch in columns_of_blocks(pieces):
                 self._take(batch)
+            window = window[len(pieces) - 1 :]
 
-    def _gather(self, blocks: BlockList, last: int) -> list[Piece]:
+    def _gather(self, window: list[Block], last: int) -> list[Piece]:
         """What follows the cursor, as much as fits if all of it is wanted; at least a row."""
         pieces: list[Piece] = []
         rows, room = self.left, self.bytes_left
         cursor, topic_id = self.cursor, self.topic.id
-        for block in blocks.since(cursor + 1, rows):
+        for block in window:
+            if block.last_seq <= cursor:
+                continue
             start = max(0, cursor + 1 - block.first_seq)
             stop = min(block.count, last - block.first_seq + 1, start + rows)
             if start >= stop:

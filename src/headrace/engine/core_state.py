@@ -30,7 +30,6 @@ from headrace.core.settings import Settings
 from headrace.engine.idempotency import KeyIndex
 from headrace.engine.names import NameIndex
 from headrace.engine.topic import Sealed, Topic
-from headrace.engine.topic_config import EPHEMERAL
 from headrace.engine.totals import Totals
 from headrace.storage.block import Block
 from headrace.storage.cache import BlockCache
@@ -93,6 +92,8 @@ class Core:
 
     def find(self, name: str) -> Topic | None:
         """The topic of this name, live or being created."""
+        if type(name) is str:
+            return self.by_name.get(name)
         if not isinstance(name, str):
             raise InvalidRequest(f"topic name is {name!r}", fix="send a string")
         return self.by_name.get(name)
@@ -140,6 +141,14 @@ class Core:
 
     def refuse_writes(self, shard: WalShard) -> None:
         """Raise if nothing can be written to this shard now."""
+        pending = shard.pending_bytes
+        if not (
+            self.closing
+            or shard.troubled
+            or pending >= shard.pending_bytes_max
+            or self.unsealed_bytes + pending >= self.settings.memory_budget_bytes
+        ):
+            return
         if self.closing:
             raise ShuttingDown("the engine is closing", fix="retry after the restart")
         refusal = shard.refusal()
@@ -188,16 +197,19 @@ class Core:
 
     # Memory
 
-    def keep(self, topic: Topic, block: Block, *, logged: bool = True) -> None:
-        """A block has become part of a topic; `logged`: a checkpoint can seal it."""
+    def keep(self, topic: Topic, block: Block, logged: bool = True) -> None:
+        """A block has become part of a topic, at its head; `logged`: a checkpoint can seal it."""
         topic.blocks.append(block)
+        self.dirty[topic.id] = topic
         size = len(block.raw)
         self.resident_bytes += size
         if not logged:
             self.ephemeral_bytes += size
             topic.ephemeral_bytes += size
             return
-        self.count_as_logged(topic, block.last_seq)
+        if topic.ephemeral_bytes:
+            self.count_as_logged(topic, topic.head)
+        topic.logged_to = topic.head
         self.unsealed_bytes += size
         topic.unsealed_bytes += size
 
@@ -269,11 +281,11 @@ class Core:
         self.mark(topic)
 
     def is_ephemeral(self, topic: Topic) -> bool:
-        return topic.config.durability == EPHEMERAL
+        return topic.ephemeral
 
     def is_logged(self, topic: Topic) -> bool:
         """Whether anything of the topic is stored, so that what removes records must be, too."""
-        return topic.logged_to > 0 or topic.config.durability != EPHEMERAL
+        return topic.logged_to > 0 or not topic.ephemeral
 
 
 class ControlCommit:

@@ -15,10 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
-
 from headrace.core.clock import Random, SystemRandom
-from headrace.core.errors import HeadraceError, InvalidRequest, ShuttingDown
+from headrace.core.errors import HeadraceError, ShuttingDown
 from headrace.core.runtime import LoopRuntime, Runtime, ThreadRuntime, Ticket
 from headrace.core.settings import Settings
 from headrace.engine.admission import PLAIN, Append
@@ -30,13 +28,14 @@ from headrace.engine.deleting import Deleter, DeleteResult, TagMatch
 from headrace.engine.idempotency import ProducerClaim
 from headrace.engine.lifecycle import Deleted, Lifecycle, Put
 from headrace.engine.listing import TopicInfo, TopicPage, info_of, page_of
+from headrace.engine.payloads import Payload, make_batch
 from headrace.engine.reading import Page, Reader
 from headrace.engine.recovery import Progress, Recovered, Recovery
 from headrace.engine.sealed_files import SealedFiles
 from headrace.engine.syncing import synced
 from headrace.engine.topic import Topic
 from headrace.engine.topic_config import TopicConfig, make_config
-from headrace.storage.block import KIND_BYTES, KIND_JSON, AnyBatch, Batch
+from headrace.storage.block import AnyBatch
 from headrace.storage.fs import LOCK_PATH, Filesystem, Lock, RealFilesystem
 from headrace.storage.merge import MergePolicy
 from headrace.storage.snapshot_files import SnapshotStore
@@ -54,8 +53,6 @@ CLOCK_WATCH_MS = 1_000
 RECOVERY_LANE = "recover"
 SLICE_NS = 2_000_000  # how long the end of a recovery may hold the loop at a time
 
-# One payload: bytes as they are, or a value that is encoded as JSON.
-Payload = bytes | str | int | float | bool | None | list[object] | dict[str, object]
 T = TypeVar("T")
 ConfigLike = TopicConfig | Mapping[str, object] | None
 
@@ -312,10 +309,17 @@ class Engine:
         or values (stored as JSON).
         """
         how = PLAIN
-        optional = (config, create, idempotency_key, producer, expected_head_seq, state)
         try:
-            if optional != _NOTHING:
-                how = Append(None if config is None else make_config(config), *optional[1:])
+            if not (
+                config is None
+                and create is None
+                and idempotency_key is None
+                and producer is None
+                and expected_head_seq is None
+                and state is None
+            ):
+                made = None if config is None else make_config(config)
+                how = Append(made, create, idempotency_key, producer, expected_head_seq, state)
             batch = records if isinstance(records, AnyBatch) else make_batch(records)
             return self._appender.append(name, batch, how)
         except HeadraceError as error:
@@ -470,27 +474,6 @@ class Engine:
             return call()
         except HeadraceError as error:
             return failed(self.runtime, error)
-
-
-_NOTHING = (None,) * 6
-
-
-def make_batch(records: Sequence[Payload]) -> Batch:
-    """Payloads as a batch: bytes stay bytes, anything else becomes JSON.
-
-    >>> make_batch([{"a": 1}]).data
-    [b'{"a":1}']
-    """
-    if isinstance(records, (bytes, str)) or not isinstance(records, Sequence):
-        raise InvalidRequest("records is not a list", fix="send a list of payloads")
-    if all(isinstance(record, bytes) for record in records):
-        return Batch(records, KIND_BYTES)  # type: ignore[arg-type]
-    if any(isinstance(record, bytes) for record in records):
-        raise InvalidRequest("bytes and values in one append", fix="send one kind at a time")
-    try:
-        return Batch([msgspec.json.encode(record) for record in records], KIND_JSON)
-    except (TypeError, msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-        raise InvalidRequest(f"a payload is not JSON: {error}", fix="send JSON values") from None
 
 
 def _policy(settings: Settings) -> MergePolicy:

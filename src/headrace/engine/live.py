@@ -48,10 +48,11 @@ class Wishes:
 class Shared:
     """A page that was read once, and what followers have made of it."""
 
-    __slots__ = ("encoded", "page")
+    __slots__ = ("count", "encoded", "page")
 
     def __init__(self, page: Page) -> None:
         self.page = page
+        self.count = page.count
         self.encoded: dict[Hashable, object] = {}
 
 

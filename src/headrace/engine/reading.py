@@ -8,7 +8,7 @@ from there, against the state of that moment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -34,6 +34,8 @@ from headrace.storage.catalog import runs_in
 from headrace.storage.segment_reader import Run
 
 WAITERS_SWEPT_MIN = 64
+# More blocks than this are not turned into columns on the loop thread.
+WINDOW_BLOCKS_MAX = 512
 
 
 class Tombstone(NamedTuple):
@@ -257,6 +259,11 @@ class _Walk:
             return True
         if collector.cursor + 1 < in_memory and not self._sealed(min(stop, in_memory - 1)):
             return False
+        if not collector.full and isinstance(collector, ColumnCollector):
+            window = collector.window(topic.blocks)
+            if len(window) > WINDOW_BLOCKS_MAX:
+                self._off_loop(lambda: collector.take_window(window, stop))
+                return False
         if not collector.full:
             collector.take_blocks(topic.blocks, stop)
         if not collector.full:
@@ -275,13 +282,13 @@ class _Walk:
         except (HeadraceError, OSError) as error:
             self._ticket.fail(typed(error))
             return False
-        collector.freeze()
-        self._core.runtime.submit(
-            LANE,
-            lambda: take_runs(collector, files, last, wait=True),
-            self._resumed,
-        )
+        self._off_loop(lambda: take_runs(collector, files, last, wait=True))
         return False
+
+    def _off_loop(self, work: Callable[[], None]) -> None:
+        """Collect in the reader lane, from the topic as it is now; then the walk goes on."""
+        self._collector.freeze()
+        self._core.runtime.submit(LANE, work, self._resumed)
 
     def _resumed(self, _value: object, error: BaseException | None) -> None:
         self._collector.thaw()

@@ -334,7 +334,6 @@ class Recovery:
             topic.last_ts = max(topic.last_ts, block.ts)
             topic.last_write_ms = block.arrived_ms
             core.keep(topic, block)
-            core.mark(topic)
             if topic.config.cap_records or topic.config.cap_bytes:
                 self._evict(topic)
             if core.unsealed_bytes > core.settings.replay_memory_bytes:

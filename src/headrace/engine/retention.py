@@ -35,9 +35,9 @@ def enforce(core: Core, topic: Topic, *, fetched: bool = False) -> None:
 
     While `topic.id in core.fetching`, more may follow: `core.fetching` lists who waits for that.
     """
-    config = topic.config
-    if not (config.ttl_ms or config.cap_records or config.cap_bytes):
+    if not topic.bounded:
         return
+    config = topic.config
     sealed = core.sealed(topic, wait=fetched or core.tiers.cold is None)
     expired = capped = False
     try:

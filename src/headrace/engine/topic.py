@@ -20,7 +20,7 @@ from headrace.core.runtime import Thunk
 from headrace.engine.blocklist import BlockList
 from headrace.engine.idempotency import Producer
 from headrace.engine.tagindex import TagIndex
-from headrace.engine.topic_config import FSYNC, TopicConfig
+from headrace.engine.topic_config import EPHEMERAL, FSYNC, TopicConfig
 from headrace.storage.segment_reader import Run
 from headrace.storage.seqs import ranges_of
 
@@ -49,6 +49,7 @@ class Topic:
     __slots__ = (
         "base",
         "blocks",
+        "bounded",
         "bytes",
         "cap_floor",
         "changing",
@@ -57,6 +58,7 @@ class Topic:
         "crash_floor",
         "created_ms",
         "delete_floor",
+        "ephemeral",
         "ephemeral_bytes",
         "epoch",
         "gaps",
@@ -139,7 +141,10 @@ class Topic:
 
     def set_config(self, config: TopicConfig) -> None:
         self.config = config
+        # What every append asks of its config.
         self.needs_sync = config.durability == FSYNC
+        self.ephemeral = config.durability == EPHEMERAL
+        self.bounded = bool(config.ttl_ms or config.cap_records or config.cap_bytes)
 
     # Counts and floors
 

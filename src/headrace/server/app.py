@@ -25,6 +25,7 @@ from headrace.server.gate import Gate
 from headrace.wire.exchange import Exchange, Headers
 from headrace.wire.metrics import UNROUTED, Metrics
 from headrace.wire.native import dialect_of
+from headrace.wire.pressure import ResponseMemory
 from headrace.wire.routes import Route, RouteTable
 
 log = logging.getLogger("headrace.server")
@@ -96,7 +97,9 @@ class App:
         gate: Gate,
         runtime: Runtime,
         metrics: Metrics,
+        memory: ResponseMemory | None = None,
     ) -> None:
+        self.memory = memory or ResponseMemory(settings.response_memory_bytes_max)
         self.settings = settings
         self.routes = routes
         self.gate = gate

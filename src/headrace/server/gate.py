@@ -57,8 +57,10 @@ class Gate:
         # Who holds a slot; so a slot is given back once, however often `release` is called.
         self._holders: dict[Exchange, ApiKey] = {}
         self._hosts: _HostRule | None = None
+        self._known_hosts: set[bytes | None] = set()
         if not keys and is_loopback(settings.host):
             self._hosts = _HostRule(settings.host, settings.allowed_hosts)
+            self._known_hosts = self._hosts.known
         self._origins = _Origins(settings.cors_origins)
         self.adds_headers = bool(self._origins)  # whether `response_headers` may say anything
 
@@ -70,6 +72,9 @@ class Gate:
         A browser's question whether a page may send a request is answered here.
         """
         headers = exchange.headers
+        # Without keys nearly every request: addressed as others were before, and by no web page.
+        if headers.get(b"host") in self._known_hosts and b"origin" not in headers:
+            return
         if self._hosts is not None:
             self._hosts.check(headers.get(b"host"))
         if route is None and self._origins and self._is_preflight(exchange):
@@ -85,6 +90,8 @@ class Gate:
 
     def release(self, exchange: Exchange) -> None:
         """The request has come to its end."""
+        if not self._holders:
+            return
         key = self._holders.pop(exchange, None)
         if key is not None:
             key.in_flight -= 1
@@ -149,11 +156,11 @@ class _HostRule:
     def __init__(self, bound: str, more: str) -> None:
         self._names = {"localhost", host_of(bound)}
         self._names.update(host_of(name) for name in more.split(",") if name.strip())
-        self._seen: set[bytes] = set()
+        self.known: set[bytes | None] = set()  # headers that have been allowed
 
     def check(self, host: bytes | None) -> None:
         # A browser always sends the header; HTTP/1.0 clients need not.
-        if host is None or host in self._seen:
+        if host is None or host in self.known:
             return
         name = host_of(host.decode("latin-1"))
         if name not in self._names and not _is_loopback_address(name):
@@ -161,9 +168,9 @@ class _HostRule:
                 f"this server is not known as {name!r}",
                 fix="address it as localhost, or add the name to HEADRACE_ALLOWED_HOSTS",
             )
-        if len(self._seen) >= HOSTS_REMEMBERED_MAX:
-            self._seen.clear()
-        self._seen.add(host)
+        if len(self.known) >= HOSTS_REMEMBERED_MAX:
+            self.known.clear()
+        self.known.add(host)
 
 
 def _is_loopback_address(name: str) -> bool:

@@ -1,11 +1,11 @@
-"""HTTP/1.1 on one connection: parse, hand over, answer in order.
+"""HTTP/1.1 on one connection: hand over what was read, answer in order.
 
-`httptools` parses; this file owns what a parser does not know: how much of a request may arrive and
-in what time, that pipelined requests are answered in their order, that a client who does not read
-is not read from either, and when a connection has to be closed.  It knows no route: `app.py` does.
+`http1_reader.py` reads requests; this file owns that pipelined ones are answered in their order,
+that a client who does not read is not read from either, what takes too long, and when a connection
+has to be closed.  It knows no route: `app.py` does.
 
-The hot path is one read, one parse, one handler call and one write a request; times are looked at
-once a second for all connections, not by a timer for each.
+The hot path is one read, one handler call and one write a request; times are looked at once a
+second for all connections, not by a timer for each.
 """
 
 from __future__ import annotations
@@ -13,80 +13,48 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Final, cast
+from typing import cast
 
 import httptools
 
-from headrace.core.errors import (
-    HeadersTooLarge,
-    HeadraceError,
-    InvalidRequest,
-    PayloadTooLarge,
-    RequestTimeout,
-    Throttled,
-)
+from headrace.core.errors import HeadraceError, RequestTimeout
 from headrace.server.app import App, Target
 from headrace.server.http1_answer import Http1Exchange, StreamOutlet
+from headrace.server.http1_reader import BODY, HEAD, IDLE, RequestReader
 from headrace.server.http2 import PREFACE, Http2Protocol
+from headrace.server.refusals import body_late
 
 log = logging.getLogger("headrace.http1")
 
-# Where a connection is, for the time-outs.
-IDLE, HEAD, BODY = 0, 1, 2
-# Bodies up to here are not counted against the bytes that all arriving bodies share.
-FREE_BODY_BYTES = 64 * 1024
 # After a refusal the rest of the request is read and dropped for so long, so that the client gets
 # to see the answer instead of a reset.
 LINGER_SECONDS = 1.0
 LINGER_BYTES_MAX = 16 << 20
 
-_SINGLE_HEADERS: Final = frozenset(
-    {b"host", b"content-length", b"content-type", b"authorization", b"transfer-encoding"}
-)
 
-
-class Refused(Exception):
-    """Stops the parser; what is wrong is in the connection."""
-
-
-class Http1Protocol(asyncio.Protocol):
+class Http1Protocol(RequestReader):
     """One connection, until it turns out to be HTTP/2."""
 
     def __init__(self, app: App) -> None:
-        settings = app.settings
-        self.app = app
+        super().__init__(app)
         self.transport: asyncio.Transport | None = None
-        self.queue: deque[Http1Exchange] = deque()  # parsed and not answered, in order
         self.outlet: StreamOutlet | None = None  # of the answer that goes on
         self.closing = False  # close once the queue is empty
         self.writable = True
+        self._unsent = 0  # bytes of answers, counted when the client stopped taking them
         self._paused = False  # no more is read from the client
-        self._parser = httptools.HttpRequestParser(self)
         self._begun = b""  # first bytes, until they tell which protocol it is
         self._plain = False
-        self._phase = IDLE
-        self._headers: dict[bytes, bytes] = {}
-        self._url = b""
-        self._head_bytes = 0
-        self._chunk_bytes = 0  # size of the read that is being parsed
-        self._exchange: Http1Exchange | None = None  # whose body is arriving
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._budgeted = 0
-        self._refusal: HeadraceError | None = None
         self._discarding = False
         self._discarded = 0
         self._handled = 0  # how many of the queue have been handed over
         self._leftover = b""  # bytes after a request that asks for another protocol
         self._suspended = False  # an upgrade is being decided
-        self._body_bytes_max = settings.body_bytes_max
-        self._header_bytes_max = settings.header_bytes_max
-        self._pipeline_max = settings.pipeline_requests_max
+        self._pipeline_max = app.settings.pipeline_requests_max
         # Time-outs: reads so far, and what the last ticks saw.
         self._reads = 0
         self._seen: tuple[int, int, int] = (0, 0, 0)
         self._seen_ms = 0
-        self._modern: bool | None = None  # HTTP/1.1, not 1.0, by the last request that was asked
         self._now_ns = app.clock.monotonic_ns
 
     # asyncio's side
@@ -109,6 +77,7 @@ class Http1Protocol(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.app.connections.discard(self)
         self._give_budget()
+        self._forget_unsent()
         outlet, self.outlet = self.outlet, None
         queue, self.queue = self.queue, deque()
         if outlet is not None:
@@ -126,16 +95,23 @@ class Http1Protocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.writable = False
+        self._unsent = self.pending_bytes
+        self.app.memory.used += self._unsent
         self._pause()
         if self.outlet is not None:
             self.outlet.no_room()
 
     def resume_writing(self) -> None:
         self.writable = True
+        self._forget_unsent()
         if self.outlet is not None:
             self.outlet.has_room()
         self._hand_over()
         self._resume()
+
+    def _forget_unsent(self) -> None:
+        self.app.memory.used -= self._unsent
+        self._unsent = 0
 
     def data_received(self, data: bytes) -> None:
         self._reads += 1
@@ -148,7 +124,7 @@ class Http1Protocol(asyncio.Protocol):
             elif self._suspended:
                 self._leftover += data
             else:
-                self._feed(data)
+                self._take(data)
         else:
             self._sniff(data)
 
@@ -177,161 +153,10 @@ class Http1Protocol(asyncio.Protocol):
         if data:
             protocol.data_received(data)
 
-    # Parsing
-
-    def _feed(self, data: bytes) -> None:
-        self._chunk_bytes = len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._upgrading(data[upgrade.args[0] :])
-            return
-        except httptools.HttpParserError as error:
-            refusal, self._refusal = self._refusal, None
-            if refusal is None:
-                refusal = InvalidRequest(f"not HTTP/1.1: {error}", fix="send a valid request")
-                self.app.metrics.rejected("malformed")
-            self._refuse(refusal)
-            return
-        if self._phase == HEAD:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._header_bytes_max:
-                self._refuse(_headers_too_large(self._header_bytes_max))
-
-    def on_message_begin(self) -> None:
-        self._phase = HEAD
-        self._head_bytes = 0
-        self._headers = {}
-        self._url = b""
-
-    def on_url(self, url: bytes) -> None:
-        self._url = self._url + url if self._url else url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        headers = self._headers
-        if name in headers:
-            if name in _SINGLE_HEADERS:
-                self._stop(InvalidRequest(f"{name.decode('latin-1')} twice", fix="send it once"))
-            value = headers[name] + b", " + value
-        headers[name] = value
-
-    def on_headers_complete(self) -> None:
-        headers, parser = self._headers, self._parser
-        if self._chunk_bytes > self._header_bytes_max:
-            self._check_head()
-        if self._modern is None or b"connection" in headers:
-            self._modern = parser.get_http_version() == "1.1"
-        if b"host" not in headers and self._modern:
-            self._stop(InvalidRequest("no Host header", fix="send one"))
-        target = self.app.target_of(parser.get_method(), self._target())
-        exchange = Http1Exchange(self, target, headers, self._now_ns())
-        if not self._modern:
-            exchange.modern = False
-        self._exchange = exchange
-        self._body_bytes = 0
-        route = target.route
-        streamed = route is not None and route.streamed
-        length = headers.get(b"content-length")
-        if length is not None and int(length) > self._body_bytes_max and not streamed:
-            self._stop(_body_too_large(self._body_bytes_max))
-        self.queue.append(exchange)
-        self._phase = BODY
-        if b"expect" in headers and self._modern:
-            self._expect(exchange, headers[b"expect"])
-        if streamed:
-            exchange.streamed = True
-            self._hand_over()
-
-    def _check_head(self) -> None:
-        size = len(self._url) + sum(len(k) + len(v) + 4 for k, v in self._headers.items())
-        if size > self._header_bytes_max:
-            self._stop(_headers_too_large(self._header_bytes_max))
-
-    def _target(self) -> bytes:
-        """Path and query of the request target."""
-        url = self._url
-        if not url.startswith(b"/"):
-            scheme, separator, rest = url.partition(b"://")
-            if not separator or scheme.lower() not in (b"http", b"https"):
-                self._stop(InvalidRequest("the request target is not a path", fix="send a path"))
-            slash = rest.find(b"/")
-            url = rest[slash:] if slash >= 0 else b"/"
-        if not url.isascii():
-            self._stop(InvalidRequest("the path is not ASCII", fix="percent-encode it"))
-        return url
-
-    def _expect(self, exchange: Http1Exchange, value: bytes) -> None:
-        if value.strip().lower() != b"100-continue":
-            self._stop(InvalidRequest("Expect is not 100-continue", fix="leave Expect out"))
-        exchange.wants_continue = True
-        if self.queue[0] is exchange:
-            exchange.send_continue()
-
-    def on_body(self, body: bytes) -> None:
-        exchange = self._exchange
-        assert exchange is not None
-        if exchange.streamed:
-            if exchange.on_body is not None:
-                exchange.on_body(body)
-            return
-        self._body.append(body)
-        self._body_bytes += len(body)
-        if self._body_bytes > FREE_BODY_BYTES:
-            self._check_body(len(body))
-
-    def _check_body(self, more: int) -> None:
-        if self._body_bytes > self._body_bytes_max:
-            self._stop(_body_too_large(self._body_bytes_max))
-        if not self.app.budget.take(more):
-            self.app.metrics.rejected("request_memory")
-            self._stop(
-                Throttled(
-                    "too many large bodies arrive at once",
-                    fix="retry after a moment, or raise HEADRACE_REQUEST_MEMORY_BYTES_MAX",
-                    detail={
-                        "limit": "request_memory_bytes_max",
-                        "max": self.app.budget.limit,
-                    },
-                )
-            )
-        self._budgeted += more
-
-    def on_message_complete(self) -> None:
-        exchange = self._exchange
-        assert exchange is not None
-        self._exchange = None
-        self._phase = IDLE
-        body = self._body
-        if body:
-            exchange.body = body[0] if len(body) == 1 else b"".join(body)
-            self._body = []
-            if self._budgeted:
-                self._give_budget()
-        parser = self._parser
-        if not parser.should_keep_alive():
-            exchange.keep_alive = False
-            exchange.modern = parser.get_http_version() == "1.1"
-        if b"upgrade" in exchange.headers and parser.should_upgrade():
-            exchange.upgrade_to = exchange.headers.get(b"upgrade", b"").lower()
-        if exchange.streamed:
-            if exchange.on_body is not None:
-                exchange.on_body(b"")
-            return
-        exchange.whole = True
-        self._hand_over()
-
-    def _stop(self, error: HeadraceError) -> None:
-        """End the parse of this connection with an error."""
-        self._refusal = error
-        raise Refused
-
-    def _give_budget(self) -> None:
-        if self._budgeted:
-            self.app.budget.give(self._budgeted)
-            self._budgeted = 0
-
     # Handing over
+
+    def _new_exchange(self, target: Target, headers: dict[bytes, bytes]) -> Http1Exchange:
+        return Http1Exchange(self, target, headers, self._now_ns())
 
     def _hand_over(self) -> None:
         """Give the application what has arrived, at most so many requests at a time.
@@ -339,6 +164,11 @@ class Http1Protocol(asyncio.Protocol):
         None while the client does not take the answers that it has been given.
         """
         queue = self.queue
+        if len(queue) == 1 and not self._handled and self.writable and queue[0].whole:
+            # Nearly always: one at a time.
+            self._handled = 1
+            self.app.handle(queue[0])
+            return
         while self._handled < len(queue) and self.writable:
             exchange = queue[self._handled]
             if self._handled >= self._pipeline_max or not (exchange.whole or exchange.streamed):
@@ -453,7 +283,7 @@ class Http1Protocol(asyncio.Protocol):
         self._body = []
         exchange = self._exchange
         if exchange is None or exchange not in self.queue:
-            exchange = Http1Exchange(self, Target("", "", ""), {}, self._now_ns())
+            exchange = self._new_exchange(Target("", "", ""), {})
             self.queue.append(exchange)
         self._exchange = None
         self._phase = IDLE
@@ -515,16 +345,16 @@ class Http1Protocol(asyncio.Protocol):
                 transport.abort()
         elif self._phase == HEAD:
             if age_ms > settings.header_timeout_ms:
-                self._time_out("headers", "header_timeout")
+                late = RequestTimeout("the headers did not arrive in time", fix="send them faster")
+                self._time_out(late, "header_timeout")
         elif self._phase == BODY:
             if age_ms > settings.body_timeout_ms and self.writable:
-                self._time_out("body", "body_timeout")
+                self._time_out(body_late(), "body_timeout")
         elif not self.queue and age_ms > settings.idle_timeout_ms:
             transport.close()
 
-    def _time_out(self, what: str, reason: str) -> None:
+    def _time_out(self, error: RequestTimeout, reason: str) -> None:
         self.app.metrics.rejected(reason)
-        error = RequestTimeout(f"the {what} did not arrive in time", fix="send it faster")
         self._refuse(error)
 
     def drain(self) -> None:
@@ -532,19 +362,3 @@ class Http1Protocol(asyncio.Protocol):
         self.closing = True
         if not self.queue and self._phase == IDLE and self.transport is not None:
             self.transport.close()
-
-
-def _headers_too_large(bytes_max: int) -> HeadersTooLarge:
-    return HeadersTooLarge(
-        f"more than {bytes_max} bytes of headers",
-        fix="send fewer, or raise HEADRACE_HEADER_BYTES_MAX",
-        detail={"max": bytes_max},
-    )
-
-
-def _body_too_large(bytes_max: int) -> PayloadTooLarge:
-    return PayloadTooLarge(
-        f"a body of more than {bytes_max} bytes",
-        fix="send less at a time, or raise HEADRACE_MAX_BODY_BYTES",
-        detail={"max": bytes_max},
-    )

@@ -80,9 +80,10 @@ class Http1Exchange(Exchange):
             log.error("a second answer to %s %s", self.method, self.path)
             return
         self.answered = True
-        self.on_body = None
-        app = self._connection.app
+        if self.streamed:
+            self.on_body = None
         if b"accept-encoding" in self.headers and body:
+            app = self._connection.app
             coding = app.coding(self, body, content_type)
             if coding is not None:
 
@@ -120,7 +121,10 @@ class Http1Exchange(Exchange):
         if self.method == "HEAD" or status in _BODILESS:
             body = b""
         self.ready = b"%b%d\r\n%b\r\n%b" % (head, length, lines, body)
-        self._end(status)
+        callback = self.on_answered
+        if callback is not None:
+            self.on_answered = None
+            callback(self, status)
         if self.lingers and connection.queue and connection.queue[0] is self:
             connection.queue.popleft()
             connection.linger(self.ready)
@@ -320,7 +324,10 @@ def _make_head(status: int, content_type: bytes) -> bytes:
 
 
 def _lines(headers: Headers) -> bytes:
-    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    if len(headers) == 1:
+        lines = b"%b: %b\r\n" % headers[0]
+    else:
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
     # A value with a line break in it would be another header.
     assert lines.count(b"\n") == len(headers), headers
     return lines

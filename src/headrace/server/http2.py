@@ -40,7 +40,7 @@ from headrace.server.http2_limits import (
 )
 from headrace.server.http2_sending import Sender
 from headrace.server.http2_stream import CONTINUE, Http2Exchange
-from headrace.server.http2_timeouts import NEVER, Timeouts
+from headrace.server.http2_timeouts import Timeouts
 from headrace.server.refusals import (
     bad_expectation,
     body_too_large,
@@ -176,27 +176,25 @@ class Http2Protocol(asyncio.Protocol):
             if at > start and clock() > until_ns:
                 done = False
                 break
-            kind = data[at + 3]
-            if counter.accepts(kind, data[at + 4], length):
-                if kind == GOAWAY and not counter.in_block:
-                    # `h2` would send nothing more; but what was asked for is still wanted.
-                    self._leaving = True
-                else:
-                    for event in state.receive_data(data[at:end]):
-                        self._react(event)
+            if counter.accepts(data[at + 3], data[at + 4], length):
+                for event in self._events(data[at + 3], data[at + 4], data[at:end]):
+                    self._react(event)
             at = end
             if self._closing:
                 return True
         self._inbox = data[at:] if at < size else b""
-        self._note_partial(done and (size > at or counter.in_block), moved=at > start)
+        partial = done and (size > at or counter.in_block)
+        self._timeouts.note_partial(partial, fresh=at > start and not counter.in_block)
         return done
 
-    def _note_partial(self, partial: bool, moved: bool) -> None:
-        timeouts = self._timeouts
-        if not partial:
-            timeouts.partial_ms = NEVER
-        elif timeouts.partial_ms == NEVER or (moved and not self._counter.in_block):
-            timeouts.partial_ms = self.now_ms
+    def _events(self, kind: int, flags: int, frame: bytes) -> list[Event]:
+        if self._counter.in_block:
+            return self._state.receive_data(frame)
+        if kind == GOAWAY:
+            # `h2` would send nothing more; but what was asked for is still wanted.
+            self._leaving = True
+            return []
+        return self._state.receive(kind, flags, frame)
 
     def _react(self, event: Event) -> None:
         """What a frame means for its stream."""

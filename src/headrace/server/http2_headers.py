@@ -37,6 +37,8 @@ CONNECTION_SPECIFIC: Final = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
 _SINGLE: Final = frozenset({b"host", b"content-length", b"content-type", b"authorization"})
+# RFC 8441 has no key, because nothing between the two sides can mistake a stream for HTTP/1.1.
+_NO_KEY: Final = b"AAAAAAAAAAAAAAAAAAAAAA=="
 _is_name = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
 _is_method = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
 _is_path = re.compile(rb"/[!\"$-~]*").fullmatch
@@ -81,7 +83,7 @@ class HeadReader(Decoder):
             try:
                 known = _read_head(fields, size)
             except Malformed as error:
-                known = error
+                known = error.with_traceback(None)
             if changed or len(self._known) >= CACHED_HEADS_MAX:
                 self._known.clear()
             if not changed and len(block) <= CACHED_HEAD_BYTES_MAX:
@@ -216,9 +218,11 @@ def _head_of(pseudo: dict[bytes, bytes], headers: dict[bytes, bytes], size: int)
     if upgrade:
         if method != b"CONNECT":
             raise Malformed(":protocol without CONNECT")
-        # An extended CONNECT (RFC 8441) is to HTTP/2 what GET with Upgrade is to HTTP/1.1.
+        # An extended CONNECT (RFC 8441) is to HTTP/2 what GET with Upgrade is to HTTP/1.1, and is
+        # handed on in that form, so that whoever checks an upgrade has one form to check.
         method = b"GET"
         headers[b"upgrade"] = upgrade
+        headers[b"sec-websocket-key"] = _NO_KEY
     target = pseudo.get(b":path", b"")
     if not pseudo.get(b":scheme") or not (_is_path(target) or target == b"*"):
         raise Malformed("no :scheme, or a :path that is none")

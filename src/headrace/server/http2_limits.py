@@ -83,9 +83,12 @@ class Allowance:
     def spend(self, now_ms: int, cost: int = 1) -> bool:
         """Whether there was so much left."""
         refill = (now_ms - self._seen_ms) * self._per_second / 1_000
-        self._left = min(self._left + refill, float(self._burst)) - cost
+        self._left = min(self._left + refill, float(self._burst))
         self._seen_ms = now_ms
-        return self._left >= 0
+        if self._left < cost:
+            return False
+        self._left -= cost
+        return True
 
 
 # Frame types and flags (RFC 9113 §6).
@@ -93,6 +96,8 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = 0, 1, 2, 3, 4
 PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 6, 7, 8, 9
 ACK = END_STREAM = 0x1
 END_HEADERS = 0x4
+PADDED = 0x8
+PRIORITY_FLAG = 0x20
 
 _NO_BLOCK: Final = -1
 

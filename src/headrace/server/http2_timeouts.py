@@ -34,7 +34,14 @@ class Timeouts:
         self._buffer_seen = 0
         self._buffer_ms = now_ms
         self.idle_ms = now_ms  # since when there has been no stream
-        self.partial_ms = NEVER  # since when part of a frame or header block has been there
+        self._partial_ms = NEVER  # since when part of a frame or header block has been there
+
+    def note_partial(self, partial: bool, *, fresh: bool) -> None:
+        """Whether part of a frame or header block waits for the rest, and is a new one."""
+        if not partial:
+            self._partial_ms = NEVER
+        elif fresh or self._partial_ms == NEVER:
+            self._partial_ms = self._connection.now_ms
 
     def tick(self, transport: asyncio.Transport, now_ms: int) -> None:
         """Close or refuse what takes too long."""
@@ -46,7 +53,7 @@ class Timeouts:
         elif not self._answers_ping(now_ms):
             rejected("ping_timeout")
             transport.abort()
-        elif self.partial_ms != NEVER and now_ms - self.partial_ms > settings.header_timeout_ms:
+        elif self._partial_ms != NEVER and now_ms - self._partial_ms > settings.header_timeout_ms:
             rejected("header_timeout")
             connection.terminate(ErrorCodes.NO_ERROR, "a frame did not arrive in time")
         elif not connection.streams and now_ms - self.idle_ms > settings.idle_timeout_ms:

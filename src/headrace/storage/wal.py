@@ -16,31 +16,34 @@ this file writes.
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Protocol
 
 from headrace.core.clock import Random
-from headrace.core.errors import HeadraceError, Internal, NotReady
+from headrace.core.errors import HeadraceError
 from headrace.core.runtime import Runtime, Thunk
 from headrace.core.telemetry import BATCH_RECORDS, LATENCY_NS, SECONDS_PER_NS, Histogram
 from headrace.storage.frame import BATCH_HEADER_BYTES, PAGE_BYTES, encode_batch_header
 from headrace.storage.fs import Filesystem, write_all
 from headrace.storage.wal_file import WalFile
 from headrace.storage.wal_succession import Succession
+from headrace.storage.wal_trouble import (
+    NO_ROOM_ERRNOS,
+    is_passing,
+    no_room_error,
+    read_only_error,
+    shortage,
+    unknown_outcome,
+)
 
 log = logging.getLogger("headrace.wal")
 
-# What the system says when there is no room: a state that ends by itself, not damage.
-NO_ROOM_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-# And when the process has used up something that it may get back.
-NO_MEANS_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 # The first file is small, so that an empty directory serves at once.
 FIRST_FILE_BYTES = 4 << 20
-NO_ROOM_RETRY_SECONDS = 5
 # Upper bounds of the histogram of sync times, in microseconds.
 SYNC_MICROS = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
 
@@ -92,6 +95,7 @@ class WalShard:
         self.batch_entries = Histogram(BATCH_RECORDS)
         self.sync_ns = 0  # of the last sync
         self.write_ns = 0  # of the write that holds what is being settled
+        self.troubled = False  # `refusal` has something to say
         self.after_settling: Thunk = _nothing  # once for each group, not for each commit
         self._fs = fs
         self._runtime = runtime
@@ -103,10 +107,11 @@ class WalShard:
         self._sync_interval_ms = sync_interval_ms
         self._pending: list[Commit] = []
         self._pending_now = False  # some pending commit needs no sync
+        self._pending_sync = False  # some pending commit needs one
         self._flush_asked = False
         # Written up to a position in so many nanoseconds, and not synced that far.
         self._waiting: deque[tuple[int, int, list[Commit]]] = deque()
-        self._to_settle: deque[tuple[Commit, HeadraceError | None]] = deque()
+        self._to_settle: deque[tuple[list[Commit], HeadraceError | None]] = deque()
         self._settling = False
         self._syncing = False
         self._hurry: Thunk | None = None  # cuts a delayed sync short
@@ -182,16 +187,13 @@ class WalShard:
     def refusal(self) -> HeadraceError | None:
         """Why nothing can be written now, or None."""
         if self._poison is not None:
-            return NotReady(
-                f"the log is read-only since a sync failed: {self._poison}",
-                fix="check the disk, then restart; reads go on",
-                detail={"reason": "wal_read_only"},
-            )
+            return read_only_error(self._poison)
         if self._no_room is not None:
             if self._fs.free_bytes() > self.pending_bytes + 2 * self._batch_bytes_max:
                 self._no_room = None
+                self.troubled = False
                 return None
-            return _no_room_error(self._no_room)
+            return no_room_error(self._no_room)
         return None
 
     @property
@@ -199,7 +201,7 @@ class WalShard:
         """`ok`, `wal_read_only`, `disk_full` or `out_of_resources`."""
         if self._poison is not None:
             return "wal_read_only"
-        return "ok" if self._no_room is None else _shortage(self._no_room)
+        return "ok" if self._no_room is None else shortage(self._no_room)
 
     def stage(self, commit: Commit) -> None:
         """Take a commit into the next batch.  The caller has asked `refusal` first."""
@@ -207,8 +209,10 @@ class WalShard:
         self.pending_bytes += len(commit.raw)
         if not commit.needs_sync:
             self._pending_now = True
-        elif self._syncing and self._hurry is None and not self._pending_now:
-            return  # joins the group after the sync that is running
+        else:
+            self._pending_sync = True
+            if self._syncing and self._hurry is None and not self._pending_now:
+                return  # joins the group after the sync that is running
         if not self._flush_asked:
             self._flush_asked = True
             self._runtime.soon(self.flush)
@@ -221,20 +225,23 @@ class WalShard:
             return
         if self._syncing and self._hurry is None and not self._pending_now and not self._closed:
             return
+        some_wait = self._pending_sync
         self._pending = []
-        self._pending_now = False
+        self._pending_now = self._pending_sync = False
         self.pending_bytes = 0
         self.depth_peak = max(self.depth_peak, len(commits))
         started = self._runtime.clock.monotonic_ns()
         failure, done = self._write(commits)
         self.write_ns = write_ns = self._runtime.clock.monotonic_ns() - started
-        waiting = [commit for commit in commits[:done] if commit.needs_sync]
+        written = commits if failure is None else commits[:done]
+        waiting = [commit for commit in written if commit.needs_sync] if some_wait else []
         if waiting and self._poison is None:
             # Before anything is settled: what settling stages has to come after these.
             self._waiting.append((self.written, write_ns, waiting))
         elif waiting:
-            self._settle(waiting, _unknown_outcome(self._poison or OSError()))
-        self._settle([commit for commit in commits[:done] if not commit.needs_sync], None)
+            self._settle(waiting, unknown_outcome(self._poison or OSError()))
+        now = [commit for commit in written if not commit.needs_sync] if some_wait else written
+        self._settle(now, None)
         if failure is not None:
             self._settle(commits[done:], failure)
         if done:
@@ -243,20 +250,24 @@ class WalShard:
 
     def _settle(self, commits: list[Commit], error: HeadraceError | None) -> None:
         """Settle in log order, also when settling makes somebody flush again."""
-        self._to_settle.extend((commit, error) for commit in commits)
         if self._settling:
+            self._to_settle.append((commits, error))
             return
         self._settling = True
         try:
+            self._settle_all(commits, error)
             while self._to_settle:
-                commit, outcome = self._to_settle.popleft()
-                try:
-                    commit.settle(outcome)
-                except Exception:
-                    # One caller's mistake must not keep the others from hearing.
-                    log.exception("a commit could not be settled")
+                self._settle_all(*self._to_settle.popleft())
         finally:
             self._settling = False
+
+    def _settle_all(self, commits: list[Commit], error: HeadraceError | None) -> None:
+        for commit in commits:
+            try:
+                commit.settle(error)
+            except Exception:
+                # One caller's mistake must not keep the others from hearing.
+                log.exception("a commit could not be settled")
 
     def _write(self, commits: list[Commit]) -> tuple[HeadraceError | None, int]:
         """Write all commits as batches; (what went wrong, how many were written)."""
@@ -266,12 +277,14 @@ class WalShard:
         while done < len(commits):
             stop, size = done, 0
             entries = []
-            while stop < len(commits) and (size < self._batch_bytes_max or stop == done):
-                raw = commits[stop].raw
+            for commit in islice(commits, done, None):
+                raw = commit.raw
                 stop += 1
                 if raw:
                     size += len(raw)
                     entries.append(raw)
+                    if size >= self._batch_bytes_max:
+                        break
             body = entries[0] if len(entries) == 1 else b"".join(entries)
             try:
                 self._write_batch(body, len(entries))
@@ -311,11 +324,12 @@ class WalShard:
         self._quiet = entries == 0
 
     def _write_failed(self, error: OSError) -> HeadraceError:
-        if error.errno in NO_ROOM_ERRNOS or error.errno in NO_MEANS_ERRNOS:
+        if is_passing(error):
             self._no_room = error
-            return _no_room_error(error)
+            self.troubled = True
+            return no_room_error(error)
         self._poisoned(error)
-        return _unknown_outcome(error)
+        return unknown_outcome(error)
 
     # Files
 
@@ -460,9 +474,10 @@ class WalShard:
 
     def _poisoned(self, error: OSError) -> None:
         self._poison = error
+        self.troubled = True
         waiting, self._waiting = self._waiting, deque()
         for _, _, commits in waiting:
-            self._settle(commits, _unknown_outcome(error))
+            self._settle(commits, unknown_outcome(error))
         pending, self._pending = self._pending, []
         self.pending_bytes = 0
         self._settle(pending, self.refusal())
@@ -470,23 +485,3 @@ class WalShard:
 
 def _nothing() -> None:
     pass
-
-
-def _no_room_error(error: OSError) -> NotReady:
-    return NotReady(
-        f"no room for the log: {error}",
-        fix="free space; writing resumes by itself, reads go on",
-        detail={"reason": _shortage(error), "retry_after_s": NO_ROOM_RETRY_SECONDS},
-    )
-
-
-def _shortage(error: OSError) -> str:
-    return "disk_full" if error.errno in NO_ROOM_ERRNOS else "out_of_resources"
-
-
-def _unknown_outcome(error: OSError) -> Internal:
-    return Internal(
-        f"the log could not be synced: {error}",
-        fix="read the topic after the restart to learn whether the write is there",
-        detail={"outcome": "unknown"},
-    )

@@ -100,7 +100,7 @@ def limits_of(settings: Settings) -> Extra:
         "AppendBody:request": {
             "records": {"minItems": 1, "maxItems": settings.records_per_append_max},
             "node": node,
-            "idempotency_key": {"minLength": 1, "maxLength": settings.idempotency_key_bytes_max},
+            "idempotency_key": {"maxLength": settings.idempotency_key_bytes_max},
             "config": {"anyOf": [{"$ref": REF + "TopicConfig"}, {"type": "null"}]},
             "expected_head_seq": u64,
         },
@@ -116,10 +116,9 @@ def limits_of(settings: Settings) -> Extra:
                 "maxProperties": settings.topics_per_watch_max,
             },
             "boxes": None,  # the same in the older words, which this document leaves out
-            **dict.fromkeys(("max_batch_bytes", "heartbeat_ms"), u64),
+            "max_batch_bytes": u64,
             "": {"required": ["topics"]},
         },
-        "TopicStart:request": {"from_seq": u64, "epoch": u64},
         "StateAnswer:answer": {"effective_priority": priority},
         "ListedTopic:answer": {"effective_priority": priority},
     }

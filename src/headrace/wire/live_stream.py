@@ -23,12 +23,18 @@ from headrace.wire.metrics import Metrics
 class Place:
     """Where a reader is in one topic."""
 
-    __slots__ = ("cursor", "epoch", "name")
+    __slots__ = ("coded", "cursor", "epoch", "name")
 
     def __init__(self, name: str, epoch: int, cursor: int) -> None:
         self.name = name
         self.epoch = epoch
         self.cursor = cursor
+        self.coded: bytes | None = None  # its part of an id, until it moves
+
+    def move(self, epoch: int, cursor: int) -> None:
+        """Be somewhere else."""
+        if cursor != self.cursor or epoch != self.epoch:
+            self.epoch, self.cursor, self.coded = epoch, cursor, None
 
 
 class Followed:
@@ -87,7 +93,7 @@ class LiveStream(Follower):
         raise NotImplementedError
 
     def send_page(self, followed: Followed, shared: Shared) -> None:
-        """Send a page; the cursor is moved afterwards."""
+        """Send a page; the place is moved to its end afterwards, at the latest."""
         raise NotImplementedError
 
     def send_gone(self, followed: Followed, head_seq: int) -> None:
@@ -200,10 +206,11 @@ class LiveStream(Follower):
         if page.epoch != topic.epoch:
             return True  # another topic has the name: that ours is gone will be heard soon
         self.send_page(followed, shared)
-        self._common.metrics.delivered("native", page.count, page.lag)
-        place.cursor, place.epoch = page.next_from_seq, page.epoch
+        cursor = page.next_from_seq
+        self._common.metrics.delivered("native", shared.count, page.head_seq - cursor)
+        place.move(page.epoch, cursor)
         followed.first = False
-        return place.cursor == feed.end(wishes)
+        return cursor == feed.end(wishes)
 
     def _page(self, followed: Followed, feed: Feed) -> Shared | None:
         """The next page; None when it has to be fetched, or cannot be had."""
@@ -234,7 +241,9 @@ class LiveStream(Follower):
 
     def write(self, data: bytes) -> None:
         """Write bytes of the protocol."""
-        self._written_ms = self._common.hub.turns.now_ms
+        turns = self._common.hub.turns
+        turns.wrote()
+        self._written_ms = turns.started_ms
         self._beat_due = False
         self._outlet.write(data)
 

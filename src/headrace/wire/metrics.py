@@ -8,6 +8,7 @@ what the engine knows, `metrics_process.py` what the process knows.
 from __future__ import annotations
 
 import platform
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
@@ -61,9 +62,10 @@ class Sources:
 class _OfRoute:
     """The figures of one route."""
 
-    __slots__ = ("duration", "statuses")
+    __slots__ = ("duration", "route", "statuses")
 
-    def __init__(self, duration: Histogram | None) -> None:
+    def __init__(self, route: Route, duration: Histogram | None) -> None:
+        self.route = route
         self.duration = duration  # None: a stream, whose length says nothing
         self.statuses: dict[int, Counter] = {}
 
@@ -91,7 +93,10 @@ class Metrics:
     def __init__(self, registry: Registry | None = None) -> None:
         self.registry = registry = registry or Registry()
         self.sources = Sources()
-        self._routes: dict[tuple[str, str, str], _OfRoute] = {}
+        # By the identity of the route, which `_OfRoute` keeps alive; hashing it would take longer
+        # than all the rest.
+        self._routes: dict[int, _OfRoute] = {}
+        self._unrouted: dict[str, _OfRoute] = {}  # by dialect
         self._appends: dict[tuple[str, str], _OfAppends] = {}
         self._reads: dict[tuple[str, str], Counter] = {}
         self._read_durations: dict[str, Histogram] = {}
@@ -202,26 +207,36 @@ class Metrics:
 
     def request_done(self, route: Route, status: int, ns: int) -> None:
         """A request has come to its end; refusals are counted by their status."""
-        key = (route.dialect.name, route.method, route.template)
-        figures = self._routes.get(key)
-        if figures is None:
-            figures = self._routes[key] = self._of_route(route)
+        figures = self._routes.get(id(route)) or self._of_route(route)
         counter = figures.statuses.get(status)
         if counter is None:
             method = "" if route.template == UNROUTED else route.method
             counter = self._requests.of(route.dialect.name, method, route.template, str(status))
             figures.statuses[status] = counter
         counter.value += 1
-        if figures.duration is not None:
-            figures.duration.observe(ns)
+        duration = figures.duration
+        if duration is not None:
+            duration.counts[bisect_left(LATENCY_NS, ns)] += 1
+            duration.sum += ns
         if status in REFUSALS:
             self.rejected(REFUSALS[status])
 
     def _of_route(self, route: Route) -> _OfRoute:
-        if route.long_lived:
-            return _OfRoute(None)
-        method = "" if route.template == UNROUTED else route.method
-        return _OfRoute(self._durations.of(route.dialect.name, method, route.template))
+        unrouted = route.template == UNROUTED
+        # Routes of paths that nothing serves are made as they come, one for each request.
+        known = self._unrouted.get(route.dialect.name) if unrouted else None
+        if known is not None:
+            return known
+        method = "" if unrouted else route.method
+        duration = None
+        if not route.long_lived:
+            duration = self._durations.of(route.dialect.name, method, route.template)
+        figures = _OfRoute(route, duration)
+        if unrouted:
+            self._unrouted[route.dialect.name] = figures
+        else:
+            self._routes[id(route)] = figures
+        return figures
 
     def appended(self, durability: str, dialect: str, records: int, size: int, ns: int) -> None:
         """An append was acknowledged, `ns` after it arrived."""
@@ -234,8 +249,11 @@ class Metrics:
             )
         figures.records.value += records
         figures.bytes.value += size
-        figures.duration.observe(ns)
-        self._append_batches.observe(records)
+        duration, batches = figures.duration, self._append_batches
+        duration.counts[bisect_left(LATENCY_NS, ns)] += 1
+        duration.sum += ns
+        batches.counts[bisect_left(BATCH_RECORDS, records)] += 1
+        batches.sum += records
 
     def read(self, dialect: str, records: int, ns: int, tier: str = "hot") -> None:
         """A read was answered; `tier` is `cold` when it had to wait for the cold tier."""

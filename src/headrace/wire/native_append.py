@@ -19,14 +19,15 @@ from headrace.engine.append import Appended
 from headrace.engine.engine import Engine
 from headrace.engine.idempotency import ProducerClaim
 from headrace.engine.topic_config import FSYNC
-from headrace.storage.block import AnyBatch, Batch
+from headrace.storage.block import AnyBatch, Batch, single
 from headrace.wire.exchange import ARROW_STREAM, JSON, Exchange
 from headrace.wire.metrics import Metrics
 from headrace.wire.native import (
     Vocabulary,
+    check_json_type,
     check_new_name,
     check_u64,
-    decode,
+    decode_json,
     encode,
     flag,
     query_of,
@@ -38,6 +39,7 @@ _DECODER: Final = msgspec.json.Decoder(AppendBody)
 _META_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NULL: Final = msgspec.Raw(b"null")  # equal to a `Raw` only
 _PRODUCER_HEADERS: Final = (b"producer-id", b"producer-epoch", b"producer-seq")
+_CONDITION_HEADERS: Final = frozenset((b"idempotency-key", *_PRODUCER_HEADERS))
 
 
 class AppendApi:
@@ -55,15 +57,21 @@ class AppendApi:
 
     def append(self, exchange: Exchange) -> None:
         """Append the records of a JSON or an Arrow body."""
-        if exchange.headers.get(b"content-type", b"").startswith(ARROW_STREAM):
-            self._append_arrow(exchange)
-            return
-        body = decode(exchange, _DECODER)
+        headers = exchange.headers
+        if headers.get(b"content-type") != JSON:
+            if headers.get(b"content-type", b"").startswith(ARROW_STREAM):
+                self._append_arrow(exchange)
+                return
+            check_json_type(exchange)
+        body = decode_json(exchange.body, _DECODER)
         name = exchange.params[0]
-        how = self._conditions(exchange, body, name)
-        batch = self.batch_of(body)
+        how = PLAIN
+        if not is_plain(body) or not _CONDITION_HEADERS.isdisjoint(headers):
+            how = self._conditions(exchange, body, name)
+        elif name not in self._topics:
+            check_new_name(name)
         with_seqs = not exchange.query or flag(query_of(exchange), "return_seqs", True)
-        self.submit(exchange, name, batch, how, with_seqs)
+        self.submit(exchange, name, self.batch_of(body), how, with_seqs)
 
     def submit(
         self,
@@ -81,11 +89,19 @@ class AppendApi:
             ticket.when_done(partial(self._answer, exchange, with_seqs))
 
     def _append_arrow(self, exchange: Exchange) -> None:
-        from headrace.wire.native_arrow import decode_append
+        from headrace.wire.native_arrow import decode_append, when_done
 
+        when_done(
+            self._engine.runtime,
+            exchange,
+            len(exchange.body),
+            partial(decode_append, exchange.body, self._settings),
+            partial(self._append_columns, exchange),
+        )
+
+    def _append_columns(self, exchange: Exchange, batch: AnyBatch) -> None:
         name = exchange.params[0]
         query = query_of(exchange)
-        batch = decode_append(exchange.body, self._settings)
         how = self._header_conditions(exchange, name)
         expected = exchange.header(b"expected-head-seq") or query.get("expected_head_seq")
         if expected is not None:
@@ -99,20 +115,6 @@ class AppendApi:
 
     def _conditions(self, exchange: Exchange, body: AppendBody, name: str) -> Append:
         """The conditions of an append, beside its records."""
-        headers = exchange.headers
-        if (
-            body.idempotency_key is None
-            and body.create is None
-            and body.expected_head_seq is None
-            and not body.config
-            and b"idempotency-key" not in headers
-            and b"producer-id" not in headers
-            and b"producer-seq" not in headers
-            and b"producer-epoch" not in headers
-        ):
-            if name not in self._topics:
-                check_new_name(name)
-            return PLAIN
         how = self._header_conditions(exchange, name)
         config = None
         if body.config and body.config != _NULL:
@@ -165,7 +167,7 @@ class AppendApi:
         if len(records) == 1:
             record = records[0]
             if record.tag is None and record.node is None and not record.meta:
-                return Batch([record.data], nodes=body.node)
+                return single(record.data, body.node)
         return self._columns(records, body.node)
 
     def _columns(self, records: list[RecordIn], node: str | None) -> Batch:
@@ -211,21 +213,22 @@ class AppendApi:
             exchange.fail(error)
             return
         done = ticket.result()
-        config = self._topics[done.topic].config if done.topic in self._topics else None
-        fsync_ns = done.sync_ns if config is not None and config.durability == FSYNC else 0
+        topic = self._topics.get(done.topic)
+        durability = None if topic is None else topic.config.durability
         ns = self._now_ns() - exchange.started_ns
-        total = "%.3f" % (ns / 1e6)
-        wal = "%.3f" % (done.write_ns / 1e6)
-        fsync = "%.3f" % (fsync_ns / 1e6) if fsync_ns else "0.0"
+        total, wal = f"{ns / 1e6:.3f}", f"{done.write_ns / 1e6:.3f}"
+        fsync = "0.0"
+        if durability == FSYNC and done.sync_ns:
+            fsync = f"{done.sync_ns / 1e6:.3f}"
+        first, last = done.first_seq, done.last_seq
         seqs = ""
         if with_seqs:
-            first, last = done.first_seq, done.last_seq
             joined = first if first == last else ",".join(map(str, range(first, last + 1)))
             seqs = f',"seqs":[{joined}]'
         name = encode(done.topic).decode()
         body = (
-            f'{{"{self._vocabulary.noun}":{name},"first_seq":{done.first_seq},'
-            f'"last_seq":{done.last_seq}{seqs},"head_seq":{done.head_seq},"count":{done.count},'
+            f'{{"{self._vocabulary.noun}":{name},"first_seq":{first},'
+            f'"last_seq":{last}{seqs},"head_seq":{done.head_seq},"count":{done.count},'
             f'"created":{"true" if done.created else "false"},'
             f'"deduped":{"true" if done.deduped else "false"},"epoch":{done.epoch},'
             f'"performance":{{"server_total_ms":{total},"wal_append_ms":{wal},'
@@ -234,10 +237,18 @@ class AppendApi:
         timing = f"total;dur={total}, wal_append;dur={wal}, fsync;dur={fsync}"
         status = 201 if done.created else 200
         exchange.answer(status, body, JSON, ((b"server-timing", timing.encode()),))
-        if config is not None and not done.deduped:
-            self._metrics.appended(
-                str(config.durability), "native", done.count, len(exchange.body), ns
-            )
+        if durability is not None and not done.deduped:
+            self._metrics.appended(durability, "native", done.count, len(exchange.body), ns)
+
+
+def is_plain(body: AppendBody) -> bool:
+    """Whether a body has nothing but records."""
+    return (
+        body.idempotency_key is None
+        and body.create is None
+        and body.expected_head_seq is None
+        and not body.config
+    )
 
 
 def producer_of(exchange: Exchange) -> ProducerClaim | None:

@@ -8,22 +8,52 @@ touched in Python either way.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar, cast
 
 import msgspec
 
+from headrace.core.runtime import Runtime
 from headrace.core.settings import Settings
 from headrace.engine.arrow_batch import batch_of_columns, check_columns
 from headrace.engine.reading import Page, Tombstone
 from headrace.storage.block import ColumnBatch
 from headrace.storage.page_columns import PAGE_SCHEMA
 from headrace.wire.arrow_stream import END_OF_STREAM, read_columns
+from headrace.wire.exchange import Exchange
+
+T = TypeVar("T")
 
 # From so many bytes on, the loop thread has better things to do meanwhile.
 OFF_LOOP_BYTES_MIN: Final = 8 << 20
 LANE: Final = "read"
 
 _encode = msgspec.json.Encoder().encode
+
+
+def when_done(
+    runtime: Runtime,
+    exchange: Exchange,
+    size: int,
+    work: Callable[[], T],
+    then: Callable[[T], None],
+) -> None:
+    """Go on with what `work` makes of so many bytes; much of them is not for the loop thread."""
+    if size < OFF_LOOP_BYTES_MIN:
+        then(work())
+        return
+
+    def done(value: object, error: BaseException | None) -> None:
+        if exchange.answered:
+            return
+        try:
+            if error is not None:
+                raise error
+            then(cast(T, value))
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the client hears of it
+            exchange.fail(failure)
+
+    runtime.submit(LANE, work, done)
 
 
 def decode_append(body: bytes, settings: Settings) -> ColumnBatch:
@@ -52,6 +82,11 @@ def encode_page(page: Page, *, tags: bool = True, metas: bool = True) -> bytes:
     parts = [memoryview(schema.with_metadata(_metadata(page)).serialize())]
     parts += [memoryview(batch.serialize()) for batch in batches]
     return b"".join((*parts, END_OF_STREAM))
+
+
+def size_of(page: Page) -> int:
+    """About how many bytes a page will have."""
+    return sum(batch.nbytes for batch in page.batches)
 
 
 def _metadata(page: Page) -> dict[str | bytes, str | bytes]:

@@ -6,6 +6,7 @@ is at the head.  It is woken by an append, and waits on when everything new was 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -21,6 +22,7 @@ from headrace.wire.exchange import ARROW_STREAM, Exchange
 from headrace.wire.metrics import Metrics
 from headrace.wire.native import Timing, Vocabulary, answer_object, check_u64, decode, encode
 from headrace.wire.native_types import DiffBody
+from headrace.wire.pressure import ResponseMemory
 from headrace.wire.record_json import encode_rows
 
 _DECODER: Final = msgspec.json.Decoder(DiffBody)
@@ -31,8 +33,14 @@ class DiffApi:
     """Reads in one vocabulary."""
 
     def __init__(
-        self, engine: Engine, settings: Settings, metrics: Metrics, vocabulary: Vocabulary
+        self,
+        engine: Engine,
+        settings: Settings,
+        metrics: Metrics,
+        memory: ResponseMemory,
+        vocabulary: Vocabulary,
     ) -> None:
+        self._memory = memory
         self.engine = engine
         self.settings = settings
         self.metrics = metrics
@@ -59,7 +67,9 @@ class DiffApi:
         return ReadRequest(
             check_u64("from_seq", body.from_seq) or 0,
             min(body.limit or limit_default, rows_max),
-            min(check_u64("max_batch_bytes", body.max_batch_bytes) or bytes_default, bytes_max),
+            self._memory.fit(
+                min(check_u64("max_batch_bytes", body.max_batch_bytes) or bytes_default, bytes_max)
+            ),
             nodes,
             check_u64("epoch", body.epoch),
             check_u64("from_ts", body.from_ts),
@@ -71,13 +81,7 @@ class DiffApi:
         """Answer with what was read."""
         clock = self.engine.runtime.clock
         if arrow:
-            from headrace.wire.native_arrow import encode_page
-
-            timing = Timing(exchange, clock)
-            answer = encode_page(
-                page, tags=body.include_tags is not False, metas=body.include_meta is not False
-            )
-            exchange.answer(200, answer, ARROW_STREAM, (timing.header,))
+            self._answer_arrow(exchange, page, body)
         else:
             tags = body.include_tags
             records = encode_rows(
@@ -90,6 +94,19 @@ class DiffApi:
             answer_object(exchange, 200, fields, timing, f',"records_scanned":{page.scanned}')
         ns = clock.monotonic_ns() - exchange.started_ns
         self.metrics.read("native", page.count, ns)
+
+    def _answer_arrow(self, exchange: Exchange, page: Page, body: DiffBody) -> None:
+        from headrace.wire.native_arrow import encode_page, size_of, when_done
+
+        runtime = self.engine.runtime
+        tags, metas = body.include_tags is not False, body.include_meta is not False
+
+        def answer(encoded: bytes) -> None:
+            timing = Timing(exchange, runtime.clock)
+            exchange.answer(200, encoded, ARROW_STREAM, (timing.header,))
+
+        encode_it = partial(encode_page, page, tags=tags, metas=metas)
+        when_done(runtime, exchange, size_of(page), encode_it, answer)
 
     def _fields(self, page: Page, records: bytes) -> bytes:
         name = encode(page.topic).decode()

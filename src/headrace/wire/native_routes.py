@@ -11,23 +11,30 @@ from headrace.wire.native import BOXES, TOPICS, Vocabulary
 from headrace.wire.native_append import AppendApi
 from headrace.wire.native_diff import DiffApi
 from headrace.wire.native_topics import TopicsApi
+from headrace.wire.pressure import ResponseMemory
 from headrace.wire.routes import ADMIN, DELETE, READ, WRITE, Route
 
 
-def native_routes(engine: Engine, settings: Settings, metrics: Metrics) -> list[Route]:
+def native_routes(
+    engine: Engine, settings: Settings, metrics: Metrics, memory: ResponseMemory
+) -> list[Route]:
     """Topics and records, as topics and as boxes."""
     return [
-        *_routes(engine, settings, metrics, TOPICS),
-        *_routes(engine, settings, metrics, BOXES),
+        *_routes(engine, settings, metrics, memory, TOPICS),
+        *_routes(engine, settings, metrics, memory, BOXES),
     ]
 
 
 def _routes(
-    engine: Engine, settings: Settings, metrics: Metrics, vocabulary: Vocabulary
+    engine: Engine,
+    settings: Settings,
+    metrics: Metrics,
+    memory: ResponseMemory,
+    vocabulary: Vocabulary,
 ) -> list[Route]:
     topics = TopicsApi(engine, settings, vocabulary)
     append = AppendApi(engine, settings, metrics, vocabulary)
-    diff = DiffApi(engine, settings, metrics, vocabulary)
+    diff = DiffApi(engine, settings, metrics, memory, vocabulary)
     root = f"/v0/{vocabulary.plural}"
     one = f"{root}/{{{vocabulary.noun}}}"
     read, write = frozenset({READ}), frozenset({WRITE})

@@ -279,10 +279,10 @@ def place_in(
     cursor = check_u64("from_seq", start.from_seq) or 0
     place = Place(name, info.epoch if epoch is None else epoch, cursor)
     if start.tail:
-        place.epoch, place.cursor = info.epoch, info.head_seq
+        place.move(info.epoch, info.head_seq)
     said = None if told is None else told.of(name, info.epoch)
     if said is not None:
-        place.epoch, place.cursor = said
+        place.move(*said)
     return place, WatchedTopic(place.cursor, info.head_seq, info.earliest_seq, info.epoch)
 
 

@@ -9,6 +9,7 @@ in memory only.
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -19,7 +20,14 @@ from headrace.engine.topic import Topic
 from headrace.wire.exchange import Key
 from headrace.wire.live_json import View
 from headrace.wire.live_stream import Place
-from headrace.wire.watch_ids import Position, Positions, encode_id
+from headrace.wire.watch_ids import (
+    NAMED_TOPICS_MAX,
+    Positions,
+    join_named,
+    join_opaque,
+    named_piece,
+    opaque_piece,
+)
 
 if TYPE_CHECKING:
     from headrace.wire.native_watch_stream import WatchStream
@@ -43,6 +51,8 @@ class Session:
     """One watch."""
 
     __slots__ = (
+        "_epochs",
+        "_opaque",
         "heartbeat_ms",
         "idle_since_ms",
         "key",
@@ -64,23 +74,51 @@ class Session:
             self.places[place.name] = place
         self.streams: list[WatchStream] = []
         self.idle_since_ms = 0
+        self._epochs: bytes | None = None  # the part of an id that seldom changes
+        self._opaque = False
 
     @property
     def id(self) -> bytes:
-        """Where the session is, as an id."""
-        return encode_id([Position(p.name, p.epoch, p.cursor) for p in self.places.values()])
+        """Where the session is, as an id; only places that moved are encoded anew."""
+        places = self.places.values()
+        opaque = len(places) > NAMED_TOPICS_MAX
+        if opaque is not self._opaque:
+            self._opaque = opaque
+            for place in places:
+                place.coded = None
+        coded = [place.coded or self._code(place) for place in places]
+        if opaque:
+            return join_opaque(coded)
+        if self._epochs is None:
+            self._epochs = b",".join(named_piece(place.name, place.epoch) for place in places)
+        return join_named(self._epochs, coded)
+
+    def _code(self, place: Place) -> bytes:
+        if self._opaque:
+            place.coded = opaque_piece(place.epoch, place.cursor)
+        else:
+            place.coded = named_piece(place.name, place.cursor)
+        return place.coded
+
+    def move(self, place: Place, epoch: int, cursor: int) -> None:
+        """Be somewhere else in a topic."""
+        if epoch != place.epoch:
+            self._epochs = None
+        place.move(epoch, cursor)
 
     def add(self, topic: Topic) -> Place:
         """Follow one more topic, from its first record."""
         place = Place(topic.name, topic.epoch, 0)
         self.places[topic.name] = place
         self.places = dict(sorted(self.places.items()))
+        self._epochs = None
         return place
 
     def remove(self, place: Place) -> None:
         """A topic is gone."""
         if self.places.get(place.name) is place:
             del self.places[place.name]
+            self._epochs = None
 
     def rewind(self, given: Positions) -> None:
         """Go back to where a client says it was, in each topic that it is behind in."""
@@ -91,9 +129,9 @@ class Session:
             epoch, cursor = said
             if epoch < place.epoch:
                 # It has not heard that the topic was made anew: reading tells it again.
-                place.epoch, place.cursor = epoch, cursor
+                self.move(place, epoch, cursor)
             elif epoch == place.epoch:
-                place.cursor = min(place.cursor, cursor)
+                self.move(place, epoch, min(place.cursor, cursor))
 
 
 class Sessions:
@@ -104,14 +142,17 @@ class Sessions:
         self._ttl_ms = settings.watch_session_ttl_ms
         self._random = random
         self._by_wid: dict[str, Session] = {}
-        self._idle: dict[str, Session] = {}  # without a stream, longest first
+        # Those without a stream, longest first; a plain dict finds its first ever more slowly.
+        self._idle: OrderedDict[str, Session] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_wid)
 
     def reclaim(self, now_ms: int) -> None:
         """Forget sessions that nobody has used for too long."""
-        for session in list(self._idle.values()):
+        idle = self._idle
+        while idle:
+            session = idle[next(iter(idle))]
             if now_ms - session.idle_since_ms <= self._ttl_ms:
                 break
             self.forget(session)

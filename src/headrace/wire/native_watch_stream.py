@@ -19,7 +19,6 @@ from headrace.wire.exchange import Outlet
 from headrace.wire.live_json import View, deleted_message, error_message, messages_of
 from headrace.wire.live_stream import Followed, LiveStream, Place
 from headrace.wire.native_watch_session import FOLLOWED_TOPICS_MAX, Session
-from headrace.wire.watch_ids import Position, encode_id
 
 if TYPE_CHECKING:
     from headrace.wire.native_watch import WatchApi
@@ -94,6 +93,7 @@ class WatchStream(LiveStream):
                 cached = shared.encoded[key] = self._events(place, shared, replaced)
             assert isinstance(cached, bytes)
             data = cached
+        session.move(place, shared.page.epoch, shared.page.next_from_seq)
         if data:
             self.write(data)
 
@@ -107,24 +107,16 @@ class WatchStream(LiveStream):
             parts = shared.encoded[key] = _unnumbered(page, view, place.cursor, reason)
         assert isinstance(parts, tuple)
         tombstone, after, record, caught_up = parts
+        session = self._session
         events = []
         if tombstone:
-            events.append(sse.with_id(self._id_at(place, page.epoch, after), tombstone))
+            session.move(place, page.epoch, after)
+            events.append(sse.with_id(session.id, tombstone))
+        session.move(place, page.epoch, page.next_from_seq)
         if record or caught_up:
-            id = self._id_at(place, page.epoch, page.next_from_seq)
+            id = session.id
             events += [sse.with_id(id, event) for event in (record, caught_up) if event]
         return b"".join(events)
-
-    def _id_at(self, place: Place, epoch: int, cursor: int) -> bytes:
-        """The session's id with this topic at a cursor."""
-        return encode_id(
-            [
-                Position(p.name, epoch, cursor)
-                if p is place
-                else Position(p.name, p.epoch, p.cursor)
-                for p in self._session.places.values()
-            ]
-        )
 
     def send_gone(self, followed: Followed, head_seq: int) -> None:
         session, place = self._session, followed.place

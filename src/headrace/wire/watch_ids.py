@@ -3,7 +3,7 @@
 Only this file reads and writes them.  Up to `NAMED_TOPICS_MAX` topics an id is base64url without
 padding of compact JSON, names to seqs, keys sorted, with the topics' epochs under `$e` (no name
 starts with `$`).  Beyond that it is `cp_` and a list of (epoch, seq): an epoch names a topic, so
-that the id stays about five bytes a topic, and nothing has to be kept on the server for it.
+that the id stays five to ten bytes a topic, and nothing has to be kept on the server for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.core.limits import is_seq
 
 NAMED_TOPICS_MAX: Final = 64
 _OPAQUE: Final = "cp_"
-_OPAQUE_VERSION: Final = 1
+_OPAQUE_VERSION: Final = b"\x01"
 _EPOCHS: Final = "$e"
 
 _encode = msgspec.json.Encoder().encode
@@ -57,11 +57,40 @@ def encode_id(positions: Sequence[Position]) -> bytes:
     b'eyIkZSI6eyJqb2JzIjo0fSwiam9icyI6MX0'
     """
     if len(positions) > NAMED_TOPICS_MAX:
-        return _encode_opaque(positions)
-    fields: dict[str, object] = {_EPOCHS: {p.name: p.epoch for p in positions}}
-    for position in positions:
-        fields[position.name] = position.cursor
-    return urlsafe_b64encode(_encode(fields)).rstrip(b"=")
+        return join_opaque(opaque_piece(p.epoch, p.cursor) for p in positions)
+    epochs = b",".join(named_piece(p.name, p.epoch) for p in positions)
+    return join_named(epochs, [named_piece(p.name, p.cursor) for p in positions])
+
+
+# The parts of an id.  Who makes one id after the other keeps those of the topics that did not move.
+
+
+def named_piece(name: str, number: int) -> bytes:
+    """A name and its cursor, or its epoch."""
+    return b"%b:%d" % (_encode(name), number)
+
+
+def join_named(epochs: bytes, cursors: Sequence[bytes]) -> bytes:
+    """The id of up to `NAMED_TOPICS_MAX` topics."""
+    comma = b"," if cursors else b""
+    text = b'{"%b":{%b}%b%b}' % (_EPOCHS.encode(), epochs, comma, b",".join(cursors))
+    return urlsafe_b64encode(text).rstrip(b"=")
+
+
+def opaque_piece(epoch: int, cursor: int) -> bytes:
+    """An epoch and its cursor: seven bits a byte, the lowest first; the last has no high bit."""
+    piece = bytearray()
+    for number in (epoch, cursor):
+        while number >= 0x80:
+            piece.append(number & 0x7F | 0x80)
+            number >>= 7
+        piece.append(number)
+    return bytes(piece)
+
+
+def join_opaque(pieces: Iterable[bytes]) -> bytes:
+    """The id of more topics than that."""
+    return _OPAQUE.encode() + urlsafe_b64encode(_OPAQUE_VERSION + b"".join(pieces)).rstrip(b"=")
 
 
 def decode_id(text: str) -> Positions | None:
@@ -87,39 +116,15 @@ def _from_base64(text: str) -> bytes:
     return urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
 
 
-def _encode_opaque(positions: Iterable[Position]) -> bytes:
-    numbers = bytearray((_OPAQUE_VERSION,))
-    before = 0
-    for epoch, cursor in sorted((p.epoch, p.cursor) for p in positions):
-        _put(numbers, epoch - before)
-        _put(numbers, cursor)
-        before = epoch
-    return _OPAQUE.encode() + urlsafe_b64encode(numbers).rstrip(b"=")
-
-
 def _decode_opaque(text: str) -> Positions | None:
     raw = _from_base64(text.removeprefix(_OPAQUE))
-    if not raw or raw[0] != _OPAQUE_VERSION:
+    if not raw.startswith(_OPAQUE_VERSION):
         return None
     numbers = _numbers(raw[1:])
     if len(numbers) % 2:
         return None
-    by_epoch: dict[int, int] = {}
-    epoch = 0
-    for step, cursor in zip(numbers[::2], numbers[1::2], strict=True):
-        epoch += step
-        if not is_seq(cursor):
-            return None
-        by_epoch[epoch] = cursor
-    return Positions({}, {}, by_epoch)
-
-
-def _put(into: bytearray, number: int) -> None:
-    """Seven bits a byte, the lowest first; the last byte has its high bit clear."""
-    while number >= 0x80:
-        into.append(number & 0x7F | 0x80)
-        number >>= 7
-    into.append(number)
+    by_epoch = dict(zip(numbers[::2], numbers[1::2], strict=True))
+    return Positions({}, {}, by_epoch) if all(map(is_seq, by_epoch.values())) else None
 
 
 def _numbers(raw: bytes) -> list[int]:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.runtime import StepRuntime
 from headrace.core.settings import Settings
-from headrace.engine.engine import Engine, make_batch
+from headrace.engine.engine import Engine
+from headrace.engine.payloads import make_batch
 from headrace.storage.block import KIND_BYTES, KIND_COMMAND, KIND_JSON, KIND_MIXED, Batch, Record
 from headrace.testing.simdisk import SimDisk
 

@@ -54,6 +54,7 @@ class Client:
 
     def __init__(self, served: Served, window: int | None = None, greedy: bool = True) -> None:
         self.sock = served.connect()
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The checks of `h2` are off: some tests send what they forbid.
         self.h2 = H2Connection(
             H2Configuration(

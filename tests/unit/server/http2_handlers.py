@@ -29,7 +29,7 @@ class Handlers:
 
     def routes(self) -> list[Route]:
         def route(method: str, path: str, handler: object, **more: object) -> Route:
-            return Route(method, path, handler, TOPICS, **more)  # type: ignore[arg-type]
+            return Route(method, path, handler, TOPICS, **more)
 
         return [
             route("POST", "/echo", lambda e: e.answer(200, e.body, b"text/plain")),

@@ -9,6 +9,7 @@ import pytest
 from h2.errors import ErrorCodes
 
 from headrace.core.settings import Settings
+from headrace.server.http2 import Http2Protocol
 from headrace.server.http2_limits import DATA, END_STREAM, GOAWAY, PING, RST_STREAM
 from tests.unit.server.http2_client import Client, Frame, frame, read_to_end
 from tests.unit.server.http2_handlers import SETTINGS, Handlers
@@ -24,6 +25,13 @@ def handlers() -> Handlers:
 def served(handlers: Handlers) -> Iterator[Served]:
     with Served(SETTINGS, handlers.routes()) as server:
         yield server
+
+
+def streams_of(served: Served) -> int:
+    """How many the only connection has; called in the loop's thread."""
+    (connection,) = served.app.connections
+    assert isinstance(connection, Http2Protocol)
+    return len(connection.streams)
 
 
 # Whole answers
@@ -60,9 +68,9 @@ def test_a_hundred_streams_are_in_progress_at_once(served: Served, handlers: Han
         streams = [client.start(b"GET", b"/hold") for _ in range(100)]
         served.wait(lambda: len(handlers.held) == 100)
         for number, exchange in reversed(list(enumerate(handlers.held))):
-            served.call(lambda e=exchange, n=number: e.answer(200, b"%d" % n))  # type: ignore[misc]
+            served.call(lambda e=exchange, n=number: e.answer(200, b"%d" % n))
         assert [client.finish(s).data for s in streams] == [b"%d" % n for n in range(100)]
-        served.wait(lambda: not next(iter(served.app.connections)).streams)  # type: ignore[attr-defined]
+        served.wait(lambda: streams_of(served) == 0)
 
 
 def test_the_handler_sees_the_headers(served: Served) -> None:
@@ -188,7 +196,8 @@ def test_a_streamed_route_gets_the_body_in_pieces_and_answers_meanwhile(
         for piece in (b"one", b"two", b"three"):
             before = stream.data
             client.send(stream_id, piece)
-            client.until(lambda b=before, p=piece: stream.data == b + p.upper())  # type: ignore[misc]
+            wanted = before + piece.upper()
+            client.until(lambda want=wanted: stream.data == want)
         client.send(stream_id, b"", end=True)
         assert client.finish(stream_id).data == b"ONETWOTHREE"
         assert handlers.pieces == [b"one", b"two", b"three", b""]
@@ -255,7 +264,7 @@ def test_a_tunnel_that_the_server_ends_waits_for_the_client(
         stream = client.finish(stream_id)
         assert stream.ended and stream.reset is None
         client.send(stream_id, b"", end=True)
-        served.wait(lambda: not next(iter(served.app.connections)).streams)  # type: ignore[attr-defined]
+        served.wait(lambda: streams_of(served) == 0)
 
 
 def test_a_tunnel_needs_the_extended_connect(served: Served) -> None:
@@ -263,6 +272,14 @@ def test_a_tunnel_needs_the_extended_connect(served: Served) -> None:
         assert client.get(b"/tunnel").data == b"no upgrade"
         plain = ((b":method", b"CONNECT"), (b":authority", b"localhost"))
         assert client.finish(client.start(b"CONNECT", b"", pseudo=plain)).status == 404
+
+
+def test_the_origin_of_a_tunnel_is_checked(served: Served, handlers: Handlers) -> None:
+    with Client(served) as client:
+        origin = [(b"origin", b"http://evil.example")]
+        stream_id = client.start(b"CONNECT", b"/tunnel", origin, end=False, pseudo=CONNECT)
+        assert client.finish(stream_id).status == 403
+        assert not handlers.outlets
 
 
 # Aborts
@@ -318,9 +335,9 @@ def test_a_drain_lets_streams_finish_and_takes_no_new_ones(
         served.wait(lambda: len(handlers.held) == 1)
         connection = next(iter(served.app.connections))
         served.call(connection.drain)
-        reads = connection.reads  # type: ignore[attr-defined]
+        reads = connection.reads
         late = client.start(b"GET", b"/echo")  # it has not read the GOAWAY
-        served.wait(lambda: connection.reads > reads)  # type: ignore[attr-defined]
+        served.wait(lambda: connection.reads > reads)
         served.call(lambda: handlers.held[0].answer(200, b"done"))
         came = read_to_end(client.sock)
         goaway = Frame(GOAWAY, 0, 0, held.to_bytes(4, "big") + bytes(4))

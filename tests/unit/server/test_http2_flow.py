@@ -82,7 +82,7 @@ def test_a_tiny_window_gets_everything_in_tiny_pieces(served: Served, window: in
         stream = client.streams[stream_id]
         while not stream.ended:
             before = len(stream.data)
-            client.until(lambda b=before: len(stream.data) > b or stream.ended)  # type: ignore[misc]
+            client.until(lambda b=before: len(stream.data) > b or stream.ended)
             assert len(stream.data) - before <= window
             if not stream.ended:
                 client.h2.increment_flow_control_window(window, stream_id)
@@ -159,7 +159,7 @@ def test_an_answer_beyond_the_response_memory_is_given_up(handlers: Handlers) ->
         second = client.start(b"GET", b"/hold")
         served.wait(lambda: len(handlers.held) == 2)
         for exchange in handlers.held:
-            served.call(lambda e=exchange: e.answer(200, b"x" * BIG_BYTES))  # type: ignore[misc]
+            served.call(lambda e=exchange: e.answer(200, b"x" * BIG_BYTES))
         assert client.finish(second).reset == ErrorCodes.ENHANCE_YOUR_CALM
         client.greedy = True
         client.h2.increment_flow_control_window(BIG_BYTES)

@@ -174,6 +174,11 @@ class Event:
         return self.block
 
 
+def seqs(events: list[Event]) -> list[int]:
+    """The seqs of all records of some events."""
+    return [seq for event in events if event.event == "record" for seq in event.seqs]
+
+
 class Watcher:
     """An open stream, as its client sees it."""
 
@@ -229,7 +234,7 @@ class Live:
         body: Any = None,
         *,
         key: Key | None = None,
-        upgrade: bytes = b"",
+        upgrade_to: bytes = b"",
         **headers: str,
     ) -> ListExchange:
         """Send a request; header names have `_` for `-`."""
@@ -239,7 +244,7 @@ class Live:
         path, _, query = path.partition("?")
         started = self.clock.monotonic_ns()
         exchange = ListExchange(self.clock, method, path, query, sent, started)
-        exchange.upgraded = upgrade
+        exchange.upgraded = upgrade_to
         exchange.key = key
         if body is not None:
             exchange.body = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.wire.conftest import Live, StartLive, GivenKey
+from tests.unit.wire.conftest import GivenKey, Live, StartLive
 
 
 def test_a_session_says_where_it_begins(live: Live) -> None:
@@ -62,7 +62,7 @@ def test_values_of_the_wrong_type_are_refused(live: Live, wrong: dict[str, Any])
 
 def test_what_is_not_known_is_ignored_and_null_is_absent(live: Live) -> None:
     live.append("jobs", 1)
-    body = {"topics": {"jobs": {"from": "tail"}}, "colour": 1, "limit": None, "node": None}
+    body: Any = {"topics": {"jobs": {"from": "tail"}}, "colour": 1, "limit": None, "node": None}
     assert live.ask("POST", "/v0/watch", body).status == 200
     assert live.ask("POST", "/v0/watch", {"topics": {"jobs": None}}).status == 200
 
@@ -84,7 +84,7 @@ def test_too_many_topics_are_refused_before_they_are_looked_up(start: StartLive)
 
 def test_an_unknown_topic_is_not_found_unless_lenient(live: Live) -> None:
     live.append("jobs", 1)
-    body = {"topics": {"jobs": {}, "ghost": {}}}
+    body: Any = {"topics": {"jobs": {}, "ghost": {}}}
     asked = live.ask("POST", "/v0/watch", body)
     assert (asked.status, asked.code) == (404, "topic_not_found")
     assert asked.json["error"]["detail"] == {"topic": "ghost"}
@@ -232,7 +232,7 @@ def test_streams_are_billed_to_the_key_of_their_session(start: StartLive) -> Non
     live = start(max_sse_connections_per_key=1)
     live.append("jobs", 1)
     keys = GivenKey(), GivenKey()
-    body = {"topics": {"jobs": {}}}
+    body: Any = {"topics": {"jobs": {}}}
     urls = [live.ask("POST", "/v0/watch", body, key=key).json["stream_url"] for key in keys]
     assert live.ask("GET", urls[0], key=keys[0]).status == 200
     assert live.ask("GET", urls[0], key=keys[0]).status == 429

@@ -1,0 +1,137 @@
+"""What a watch follows: topics by pattern, and only what is on disk if it asks for that."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.wire import native_watch, native_watch_session, native_watch_stream
+from tests.unit.wire.conftest import Event, Live, seqs
+
+# Patterns
+
+
+def test_a_pattern_follows_what_is_there_and_what_is_created_later(live: Live) -> None:
+    live.append("orders:eu", 1)
+    live.append("other", 1)
+    said = live.session("orders:*")
+    assert list(said["topics"]) == ["orders:eu"]
+    watcher = live.open(said)
+    assert seqs(watcher.events()) == [1]
+    live.append("orders:us", 1, 2)
+    live.append("other", 2)
+    events = watcher.events()
+    assert {e.data["topic"] for e in events} == {"orders:us"}
+    assert seqs(events) == [1, 2]
+    assert set(events[-1].cursors) == {"$e", "orders:eu", "orders:us"}
+
+
+def test_a_pattern_finds_what_was_created_while_nobody_listened(live: Live) -> None:
+    session = live.session("orders:*")
+    live.append("orders:us", 1)
+    assert seqs(live.open(session).events()) == [1]
+
+
+def test_a_pattern_outlives_its_topics(live: Live) -> None:
+    live.append("orders:eu", 1)
+    watcher = live.watch("orders:*")
+    watcher.events()
+    live.engine.delete_topic("orders:eu").result()
+    assert watcher.names() == ["topic-deleted"]
+    live.append("orders:eu", 1, 2)
+    assert seqs(watcher.events()) == [1, 2]
+
+
+def test_a_pattern_notices_a_topic_that_is_made_anew_at_once(live: Live) -> None:
+    live.append("orders:eu", 1)
+    watcher = live.watch("orders:*")
+    watcher.events()
+    deleted = live.engine.delete_topic("orders:eu")
+    appended = live.engine.append("orders:eu", [7, 8, 9])
+    deleted.result()
+    appended.result()
+    events = watcher.events()
+    assert events[0].event == "topic-deleted"
+    assert seqs(events) == [1, 2, 3]
+
+
+def test_a_name_beats_a_pattern(live: Live) -> None:
+    live.append("orders:eu", 1, 2)
+    live.append("orders:us", 1, 2)
+    said = live.session({"orders:eu": {"from_seq": 1}, "orders:*": {"tail": True}})
+    assert said["topics"]["orders:eu"]["from_seq"] == 1
+    assert said["topics"]["orders:us"]["from_seq"] == 2
+
+
+def test_a_pattern_that_matches_too_much_is_refused(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (native_watch, native_watch_session, native_watch_stream):
+        monkeypatch.setattr(module, "FOLLOWED_TOPICS_MAX", 3)
+    for number in range(3):
+        live.append(f"t{number}", 1)
+    session = live.session("t*")
+    watcher = live.open(session)
+    watcher.events()
+    live.append("t3", 1)
+    assert watcher.names() == ["error"], "not a topic less in silence"
+    assert watcher.outlet.closed
+    assert live.ask("GET", session["stream_url"]).status == 404
+    assert live.ask("POST", "/v0/watch", {"topics": {"t*": {}}}).status == 400
+
+
+# Strong consistency
+
+
+@pytest.mark.parametrize("durability", ["memory", "disk"])
+def test_strong_waits_for_the_disk_and_eventual_does_not(live: Live, durability: str) -> None:
+    live.append("jobs", 0, config={"durability": durability})
+    live.wait(200)
+    eventual, strong = live.watch("jobs"), live.watch("jobs", consistency="strong")
+    assert seqs(eventual.events()) == [1]
+    live.wait(200)
+    assert seqs(strong.events()) == [1]
+    synced: list[int] = []
+    shard = live.engine.core.shards[0]
+    live.append("jobs", 1)
+    while not strong.outlet.written:
+        synced.append(shard.syncs_total)
+        assert live.engine.runtime.step(), "nothing is left to do"  # type: ignore[attr-defined]
+    assert seqs(eventual.events()) == [2]
+    [record, caught_up] = strong.events()
+    assert record.seqs == [2]
+    assert caught_up.data["head_seq"] == 2
+    assert synced[-1] > synced[0], "the record came after a sync"
+
+
+def test_strong_shows_nothing_of_what_came_after_the_sync(live: Live) -> None:
+    """Appends go on all the time: what is on disk is delivered, and no more."""
+    live.append("jobs", 0)
+    live.wait(200)
+    watcher = live.watch("jobs", consistency="strong")
+    live.wait(200)
+    watcher.events()
+    [feed] = live.api.hub._feeds.values()
+    seen: list[int] = []
+    for value in range(1, 40):
+        live.engine.append("jobs", [value])
+        for _ in range(3):
+            live.engine.runtime.step()  # type: ignore[attr-defined]
+        if watcher.outlet.written:
+            durable_to = feed.durable_to
+            batch = [Event(b) for b in watcher.outlet.take().decode().split("\n\n")[:-1]]
+            seen += seqs(batch)
+            assert max(seen) <= durable_to
+    seen += seqs(watcher.events())
+    assert seen == list(range(2, 41))
+
+
+def test_a_topic_that_becomes_ephemeral_ends_a_strong_watch(live: Live) -> None:
+    live.append("jobs", 0)
+    watcher = live.watch("jobs", consistency="strong")
+    live.wait(200)
+    watcher.events()
+    live.engine.put_topic("jobs", {"durability": "ephemeral"}).result()
+    live.append("jobs", 1)
+    live.wait(200)
+    [event] = watcher.events()
+    assert (event.event, event.data["code"]) == ("error", "invalid_request")
