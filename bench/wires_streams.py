@@ -90,9 +90,8 @@ class Http2Append(Wire):
     def _frame(self, kind: int, flags: int, payload: bytes) -> int:
         """1 when it ends an answer."""
         if kind == HEADERS:
-            while payload[0] in TABLE_SIZE:
-                payload = payload[1:]
-            if payload[0] != STATUS_200:
+            at = after_table_sizes(payload)
+            if payload[at] != STATUS_200:
                 raise BadAnswer(f"an answer whose header block starts with {payload[:20]!r}")
         elif kind == SETTINGS and not flags & ACK:
             self.socket.sendall(frame(SETTINGS, ACK, 0, b""))
@@ -104,6 +103,18 @@ class Http2Append(Wire):
         elif kind in (RST_STREAM, GOAWAY):
             raise BadAnswer(f"frame {kind} of {payload!r}")
         return kind in (DATA, HEADERS) and flags & END_STREAM
+
+
+def after_table_sizes(block: bytes) -> int:
+    """Where the fields of a header block begin."""
+    at = 0
+    while block[at] in TABLE_SIZE:
+        more = block[at] == TABLE_SIZE[-1]  # then the number goes on, seven bits a byte
+        at += 1
+        while more:
+            more = block[at] >= 0x80
+            at += 1
+    return at
 
 
 def masked(payload: bytes, opcode: int = 1) -> bytes:

@@ -101,3 +101,60 @@ def test_keys_are_bounded(servers, protocol, topic) -> None:
     speak.refused(429, "throttled", "POST", f"/v0/topics/{topic}", body)
     assert speak.append(topic, 1, idempotency_key=f"{topic}-0")["deduped"] is True
     assert speak.append(topic, 1)["deduped"] is False
+
+
+# Watches
+
+
+def test_watch_sessions(speak_to, topic) -> None:
+    """§1.9 [TEST]: exactly N under a race; 429 with its detail."""
+    speak = speak_to(max_watch_sessions=5)
+    speak.append(topic, 1)
+    already = document(speak)["watch_sessions"]
+    body = {"topics": {topic: {}}}
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda _: speak("POST", "/v0/watch", body), range(20)))
+    admitted = [reply for reply in replies if reply.status == 200]
+    refused = [reply for reply in replies if reply.status != 200]
+    assert len(admitted) == 5 - already
+    for reply in refused:
+        assert (reply.status, reply.error["code"]) == (429, "throttled")
+        assert reply.error["detail"] == {"limit": "max_watch_sessions", "max": 5}
+        assert reply.headers["retry-after"] == "1"
+    assert document(speak)["watch_sessions"] == 5
+
+
+def document(speak) -> dict:
+    return speak("GET", "/v0/metrics", None, {"accept": "application/json"}).json
+
+
+def test_idle_sessions_are_reclaimed(servers, protocol, topic) -> None:
+    """§7.1: idle ones, without a stream, make room after their time."""
+    speak = servers.speaker(
+        servers.with_settings(max_watch_sessions=1, watch_session_ttl_ms=1), protocol
+    )
+    speak.append(topic, 1)
+    body = {"topics": {topic: {}}}
+    for _ in range(3):
+        while speak("POST", "/v0/watch", body).status != 200:
+            pass
+
+
+def test_streams(speak_to, topic) -> None:
+    """§1.9 [TEST]: N streams and no more; no detail; the slot is free once a stream has ended."""
+    speak = speak_to(max_sse_connections=2)
+    speak.append(topic, 1)
+    url = speak.ok("POST", "/v0/watch", {"topics": {topic: {}}})["stream_url"]
+    with speak.stream(url) as one:
+        one.next("caught-up")
+        with speak.stream(url) as two:
+            assert two.status == 200
+            assert document(speak)["sse_connections"] == 2
+            reply = speak("GET", url, None, {"accept": "text/event-stream"})
+            assert (reply.status, reply.error["code"]) == (429, "throttled")
+            assert reply.headers["retry-after"] == "1"
+            assert "detail" not in reply.error
+        while document(speak)["sse_connections"] == 2:
+            pass
+        with speak.stream(url) as again:
+            assert again.status == 200

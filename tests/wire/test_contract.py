@@ -15,7 +15,7 @@ import pytest
 
 from headrace.testing.process import ServerProcess
 
-EXAMPLES = 40
+EXAMPLES = 25
 # What a schema cannot say: a cursor is not any text, and 3.0 is no whole number here.
 HOOKS = """
 import schemathesis

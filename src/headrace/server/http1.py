@@ -41,6 +41,7 @@ class Http1Protocol(RequestReader):
         self.outlet: StreamOutlet | None = None  # of the answer that goes on
         self.closing = False  # close once the queue is empty
         self.writable = True
+        self._writing = 0  # bytes of the answer that is being written
         self._unsent = 0  # bytes of answers, counted when the client stopped taking them
         self._paused = False  # no more is read from the client
         self._begun = b""  # first bytes, until they tell which protocol it is
@@ -69,7 +70,9 @@ class Http1Protocol(RequestReader):
             return
         app.connections.add(self)
         self._seen_ms = app.now_ms()
-        self.transport.set_write_buffer_limits(high=app.settings.stream_pending_bytes)
+        # Whatever the kernel does not take at once pauses: an answer stays in memory whole until
+        # its last byte has gone.
+        self.transport.set_write_buffer_limits(high=0)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() == "h2":
             self._become_http2(b"")
@@ -95,7 +98,7 @@ class Http1Protocol(RequestReader):
 
     def pause_writing(self) -> None:
         self.writable = False
-        self._unsent = self.pending_bytes
+        self._unsent = max(self.pending_bytes, self._writing)
         self.app.memory.used += self._unsent
         self._pause()
         if self.outlet is not None:
@@ -185,10 +188,12 @@ class Http1Protocol(RequestReader):
         if not queue or queue[0] is not exchange or transport is None:
             return
         if len(queue) == 1 and exchange.keep_alive and not self._suspended:
-            assert exchange.ready is not None
+            ready_bytes = exchange.ready
+            assert ready_bytes is not None
             queue.popleft()
             self._handled -= 1
-            transport.write(exchange.ready)
+            self._writing = len(ready_bytes)
+            transport.write(ready_bytes)
             if self._paused:
                 self._resume()
             return
@@ -201,7 +206,9 @@ class Http1Protocol(RequestReader):
             if not done.keep_alive or (self.closing and not queue):
                 self._finish(ready)
                 return
-        transport.write(ready[0] if len(ready) == 1 else b"".join(ready))
+        joined = ready[0] if len(ready) == 1 else b"".join(ready)
+        self._writing = len(joined)
+        transport.write(joined)
         if queue:
             self._go_on()
         else:

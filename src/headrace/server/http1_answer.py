@@ -230,6 +230,9 @@ class StreamOutlet(Outlet):
         """The connection's turn has come to this answer."""
         transport = self._connection.transport
         self._begun = True
+        if transport is not None:
+            pending = self._connection.app.settings.stream_pending_bytes
+            transport.set_write_buffer_limits(high=pending)
         held, self._held = self._held, b""
         if transport is not None and held:
             transport.write(held)

@@ -52,6 +52,8 @@ class RequestReader(asyncio.Protocol):
         self._body_bytes = 0
         self._budgeted = 0
         self._refusal: HeadraceError | None = None
+        self._body_follows = False  # behind a head that asks for another protocol
+        self._muted = False  # the parser reads a head of our own
         self._body_bytes_max = settings.body_bytes_max
         self._header_bytes_max = settings.header_bytes_max
         self._modern: bool | None = None  # HTTP/1.1, not 1.0, by the last request that was asked
@@ -86,7 +88,7 @@ class RequestReader(asyncio.Protocol):
             self._feed(data)
             return
         taken = known.take(data)
-        if taken is None:
+        if taken is None or len(taken[1]) > self._body_bytes_max:
             self._feed(data)
             return
         self._attempts = 0
@@ -103,7 +105,11 @@ class RequestReader(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._upgrading(data[upgrade.args[0] :])
+            rest = data[upgrade.args[0] :]
+            if self._body_follows:
+                self._read_on(rest)
+            else:
+                self._upgrading(rest)
             return
         except httptools.HttpParserError as error:
             refusal, self._refusal = self._refusal, None
@@ -116,20 +122,54 @@ class RequestReader(asyncio.Protocol):
             self._head_bytes += len(data)
             if self._head_bytes > self._header_bytes_max:
                 self._refuse(headers_too_large(self._header_bytes_max))
-        elif whole and len(self._completed) == 1 and self._attempts < ATTEMPTS_MAX:
+            return
+        # Not kept any longer: an exchange may hold a large answer.
+        completed, self._completed = self._completed, []
+        if whole and len(completed) == 1 and self._attempts < ATTEMPTS_MAX:
             self._attempts += 1
-            self._known = known_head(data, self._completed.pop())
+            self._known = known_head(data, completed[0])
+
+    def _read_on(self, rest: bytes) -> None:
+        """Read the body of a request that wants to change the protocol.
+
+        The parser takes what follows such a head for the other protocol, although clients that
+        would like HTTP/2 send bodies too.  Nothing here changes protocol with a body, so another
+        parser goes on behind a head that says no more than how long the body is.
+        """
+        exchange = self._exchange
+        assert exchange is not None
+        headers = exchange.headers
+        head = b"POST / HTTP/1.1\r\n"
+        if b"close" in headers.get(b"connection", b"").lower():
+            head += b"Connection: close\r\n"
+        if b"content-length" in headers:
+            head += b"Content-Length: %b\r\n\r\n" % headers[b"content-length"]
+        else:
+            head += b"Transfer-Encoding: chunked\r\n\r\n"
+        self._body_follows = False
+        self._parser = httptools.HttpRequestParser(self)
+        self._muted = True
+        self._parser.feed_data(head)
+        self._muted = False
+        if rest:
+            self._feed(rest)
 
     def on_message_begin(self) -> None:
+        if self._muted:
+            return
         self._phase = HEAD
         self._head_bytes = 0
         self._headers = {}
         self._url = b""
 
     def on_url(self, url: bytes) -> None:
+        if self._muted:
+            return
         self._url = self._url + url if self._url else url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._muted:
+            return
         name = name.lower()
         headers = self._headers
         if name in headers:
@@ -139,6 +179,8 @@ class RequestReader(asyncio.Protocol):
         headers[name] = value
 
     def on_headers_complete(self) -> None:
+        if self._muted:
+            return
         headers, parser = self._headers, self._parser
         if self._chunk_bytes > self._header_bytes_max:
             self._check_head()
@@ -163,6 +205,8 @@ class RequestReader(asyncio.Protocol):
         self._phase = BODY
         if b"expect" in headers and self._modern:
             self._expect(exchange, headers[b"expect"])
+        if b"upgrade" in headers and parser.should_upgrade():
+            self._body_follows = b"transfer-encoding" in headers or int(length or 0) > 0
         if streamed:
             exchange.streamed = True
             self._hand_over()
@@ -220,6 +264,8 @@ class RequestReader(asyncio.Protocol):
         self._budgeted += more
 
     def on_message_complete(self) -> None:
+        if self._body_follows:
+            return  # the parser expects none: `_read_on` does
         exchange = self._exchange
         assert exchange is not None
         self._exchange = None

@@ -12,23 +12,19 @@ import msgspec
 import pytest
 import schemathesis
 
+from headrace.cli.compose import compose
 from headrace.core import errors
 from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.runtime import StepRuntime
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
+from headrace.server.auth import KeyRing
 from headrace.testing.simdisk import SimDisk
 from headrace.wire import endpoint_notes
 from headrace.wire.body_notes import DESCRIPTIONS
-from headrace.wire.docs_page import FILES, HEADERS, Documents
+from headrace.wire.docs_page import FILES, HEADERS
 from headrace.wire.exchange import Exchange, Headers
 from headrace.wire.json_schema import Components
-from headrace.wire.metrics import Metrics
-from headrace.wire.native import TOPICS
-from headrace.wire.native_live import LiveApi
-from headrace.wire.native_probes import Probes
-from headrace.wire.native_routes import native_routes
-from headrace.wire.native_segments import SegmentsApi
 from headrace.wire.openapi import ERRORS, document
 from headrace.wire.routes import RouteTable
 
@@ -37,15 +33,9 @@ PAGE_BYTES_MAX = 60_000
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[RouteTable]:
+    """The table of a server as it is put together."""
     engine = Engine(SimDisk(), StepRuntime(ManualClock()), Settings(), random=SeededRandom(1))
-    metrics = Metrics()
-    table = RouteTable(native_routes(engine, Settings(), metrics))
-    live, segments = LiveApi(engine, Settings(), metrics), SegmentsApi(engine, Settings())
-    for part in (live, segments, Probes(engine, metrics, TOPICS)):
-        for route in part.routes():
-            table.add(route)
-    for route in Documents(table.routes, Settings(), TOPICS).routes():
-        table.add(route)
+    table = compose(Settings(), engine, KeyRing.parse("")).app.routes
     yield table
     engine.abandon()
 
