@@ -22,7 +22,6 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.cli.serve import GC_THRESHOLDS
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.storage.block import Batch
@@ -178,6 +177,8 @@ def settings_of(directory: str, **given: Any) -> Settings:
 
 async def open_as_server(directory: str, **settings: Any) -> Engine:
     """An engine on the running loop, with what `headrace serve` does to the process."""
+    from headrace.cli.serve import GC_THRESHOLDS  # all of the server, which generators do not need
+
     engine = await Engine.open_async(directory, settings_of(directory, **settings))
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Two hundred slow senders and fifty clients who do not read: others are served, memory is bounded."""
+"""Two hundred slow senders and fifty who do not read: others are served, memory is bounded."""
 
 from __future__ import annotations
 

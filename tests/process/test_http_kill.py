@@ -1,4 +1,4 @@
-"""`kill -9` of a serving process under load: every append that was answered 2xx is there afterwards."""
+"""`kill -9` of a serving process under load: every append that was answered 2xx is there."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from headrace.wire.metrics_process import ProcessWatch, watch_process
 from headrace.wire.native import TOPICS
 from headrace.wire.native_live import LiveApi
 from headrace.wire.native_probes import Probes
-from headrace.wire.native_routes import native_routes
+from headrace.wire.native_routes import NativeApi
 from headrace.wire.native_segments import SegmentsApi
 from headrace.wire.pressure import ResponseMemory
 from headrace.wire.routes import RouteTable
@@ -42,6 +42,7 @@ class Server(NamedTuple):
     """What the parts are together."""
 
     app: App
+    native: NativeApi
     live: LiveApi
     watch: ProcessWatch
     runtime: Runtime
@@ -63,6 +64,7 @@ class Server(NamedTuple):
     def drain(self) -> None:
         """Tell every stream, take nothing new, and let what is in progress end."""
         self.live.drain()
+        self.native.drain()
         self.app.drain()
 
     def stop(self) -> None:
@@ -74,11 +76,12 @@ def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
     """Every route of every dialect behind one gate, on an engine that need not be ready yet."""
     metrics = Metrics()
     memory = ResponseMemory(settings.response_memory_bytes_max)
+    native = NativeApi(engine, settings, metrics, memory)
     probes = Probes(engine, metrics, TOPICS)
     live = LiveApi(engine, settings, metrics, shortest_heartbeat_ms=_shortest_heartbeat_ms())
     table = RouteTable(
         [
-            *native_routes(engine, settings, metrics, memory),
+            *native.routes(),
             *SegmentsApi(engine, settings).routes(),
             *live.routes(),
             *probes.routes(),
@@ -95,7 +98,7 @@ def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
     sources.response_pending_bytes = lambda: app.pending_bytes
     sources.parked_requests = lambda: app.parked
     watch = watch_process(metrics, engine.runtime, resident_bytes)
-    return Server(app, live, watch, engine.runtime)
+    return Server(app, native, live, watch, engine.runtime)
 
 
 def _shortest_heartbeat_ms() -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 from headrace.core.errors import (
@@ -31,6 +32,7 @@ from headrace.wire.routes import Route, RouteTable
 log = logging.getLogger("headrace.server")
 
 TICK_MS = 1_000
+VISIT_NS_MAX = 1_000_000  # at a time, however many connections there are
 # Larger bodies are compressed and decompressed in a thread, so that the loop does not wait.
 INLINE_CODING_BYTES_MAX = 32 * 1024
 CODING_LANE = "coding"
@@ -146,13 +148,21 @@ class App:
         if not self._ticking:
             return
         now_ms = self.now_ms()
-        pending = 0
-        for connection in list(self.connections):
-            pending += connection.pending_bytes
-            connection.tick(now_ms)
-        self.pending_bytes = pending
         while self._parked and self._parked[0][0] <= now_ms:
             self._parked.popleft()[1].fail(_not_ready())
+        self._visit(iter(list(self.connections)), 0)
+
+    def _visit(self, left: Iterator[Connection], pending: int) -> None:
+        """Look at connections for a while, and at the rest after what else there is to do."""
+        now_ns = self._now_ns()
+        stop_ns = now_ns + VISIT_NS_MAX
+        for connection in left:
+            pending += connection.pending_bytes
+            connection.tick(now_ns // 1_000_000)
+            if self._now_ns() > stop_ns:
+                self._runtime.later(0, partial(self._visit, left, pending))
+                return
+        self.pending_bytes = pending
         self._runtime.later(TICK_MS, self._tick)
 
     def soon(self, thunk: Thunk) -> None:

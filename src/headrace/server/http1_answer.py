@@ -131,6 +131,10 @@ class Http1Exchange(Exchange):
         else:
             connection.answered(self)
 
+    def fail(self, error: BaseException) -> None:
+        self._connection.app.metrics.failed(error)
+        super().fail(error)
+
     def refuse(self, error: HeadraceError) -> None:
         """Answer a request that could not be read to its end."""
         if self.route is None:

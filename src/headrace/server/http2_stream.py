@@ -86,6 +86,10 @@ class Http2Exchange(Exchange):
     def upgrade(self) -> bytes:
         return self.upgrade_to
 
+    def fail(self, error: BaseException) -> None:
+        self._connection.app.metrics.failed(error)
+        super().fail(error)
+
     # The body
 
     @property

@@ -260,15 +260,17 @@ class Metrics:
         counter = self._reads.get((dialect, tier))
         if counter is None:
             counter = self._reads[dialect, tier] = self._read_records.of(dialect, tier)
-            self._read_durations[tier] = self._read_duration.of(tier)
         counter.value += records
-        self._read_durations[tier].observe(ns)
+        duration = self._read_durations.get(tier)
+        if duration is None:
+            duration = self._read_durations[tier] = self._read_duration.of(tier)
+        duration.observe(ns)
 
     def delivered(self, dialect: str, records: int, lag: int) -> None:
         """A live stream was given a batch; `lag` records are still ahead of it."""
         counter = self._reads.get((dialect, "hot"))
         if counter is None:
-            counter = self._read_records.of(dialect, "hot")
+            counter = self._reads[dialect, "hot"] = self._read_records.of(dialect, "hot")
         counter.value += records
         self._watch_lag.observe(lag)
 

@@ -46,12 +46,18 @@ class DiffApi:
         self.metrics = metrics
         self.vocabulary = vocabulary
         self.deadlines = Deadlines(engine.runtime)
+        self.waiting: set[_Poll] = set()  # for records; at most one for each request in progress
 
     def diff(self, exchange: Exchange) -> None:
         """Answer with a page."""
         body = decode(exchange, _DECODER) if exchange.body else _DEFAULTS
         arrow = ARROW_STREAM in exchange.headers.get(b"accept", b"")
         _Poll(self, exchange, body, arrow).read()
+
+    def drain(self) -> None:
+        """Let nobody wait any longer."""
+        for poll in list(self.waiting):
+            poll.end_wait()
 
     def request_of(self, body: DiffBody, arrow: bool) -> ReadRequest:
         """What the engine is asked for, within the limits of the server."""
@@ -167,10 +173,11 @@ class _Poll:
         if exchange.answered:
             return
         try:
-            page = ticket.result() if ticket.error is None else None
-            if page is None:
-                assert ticket.error is not None
-                raise ticket.error
+            if ticket.error is not None:
+                self._give_up()
+                exchange.fail(ticket.error)
+                return
+            page = ticket.result()
             self._api.engine.touch(page.topic)
             wait_ms = min(self._body.wait_ms or 0, self._api.settings.wait_ms_max)
             idle = not page.count and page.tombstone is None and page.caught_up
@@ -185,7 +192,8 @@ class _Poll:
     def _park(self, page: Page, wait_ms: int) -> None:
         self._page = page
         if self._deadline is None:
-            self._deadline = self._api.deadlines.add(wait_ms, self._timed_out)
+            self._deadline = self._api.deadlines.add(wait_ms, self.end_wait)
+            self._api.waiting.add(self)
             self._exchange.on_abort = self._give_up
         # The cursor moves past what was left out, so that it is not looked at again.
         self._request = self._request._replace(
@@ -199,7 +207,8 @@ class _Poll:
         if not self._exchange.answered:
             self.read()
 
-    def _timed_out(self) -> None:
+    def end_wait(self) -> None:
+        """Answer with what there is."""
         assert self._page is not None
         if self._waiting is None:
             return  # a read is under way, and will find that its time is over
@@ -212,6 +221,7 @@ class _Poll:
 
     def _give_up(self) -> None:
         """Leave nothing behind."""
+        self._api.waiting.discard(self)
         if self._deadline is not None:
             self._deadline.cancel()
         if self._waiting is not None:

@@ -15,26 +15,42 @@ from headrace.wire.pressure import ResponseMemory
 from headrace.wire.routes import ADMIN, DELETE, READ, WRITE, Route
 
 
-def native_routes(
-    engine: Engine, settings: Settings, metrics: Metrics, memory: ResponseMemory
-) -> list[Route]:
+class NativeApi:
     """Topics and records, as topics and as boxes."""
-    return [
-        *_routes(engine, settings, metrics, memory, TOPICS),
-        *_routes(engine, settings, metrics, memory, BOXES),
-    ]
+
+    def __init__(
+        self, engine: Engine, settings: Settings, metrics: Metrics, memory: ResponseMemory
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._metrics = metrics
+        self._diffs = {
+            vocabulary: DiffApi(engine, settings, metrics, memory, vocabulary)
+            for vocabulary in (TOPICS, BOXES)
+        }
+        metrics.sources.longpoll_connections = lambda: sum(
+            len(diff.waiting) for diff in self._diffs.values()
+        )
+
+    def routes(self) -> list[Route]:
+        """The rows of both vocabularies."""
+        return [
+            route
+            for vocabulary, diff in self._diffs.items()
+            for route in _routes(self._engine, self._settings, self._metrics, vocabulary, diff)
+        ]
+
+    def drain(self) -> None:
+        """The server is stopping: who waits for records is answered now."""
+        for diff in self._diffs.values():
+            diff.drain()
 
 
 def _routes(
-    engine: Engine,
-    settings: Settings,
-    metrics: Metrics,
-    memory: ResponseMemory,
-    vocabulary: Vocabulary,
+    engine: Engine, settings: Settings, metrics: Metrics, vocabulary: Vocabulary, diff: DiffApi
 ) -> list[Route]:
     topics = TopicsApi(engine, settings, vocabulary)
     append = AppendApi(engine, settings, metrics, vocabulary)
-    diff = DiffApi(engine, settings, metrics, memory, vocabulary)
     root = f"/v0/{vocabulary.plural}"
     one = f"{root}/{{{vocabulary.noun}}}"
     read, write = frozenset({READ}), frozenset({WRITE})

@@ -50,6 +50,7 @@ class AppendAnswer(msgspec.Struct):
     count: int
     created: bool
     deduped: bool
+    epoch: int
     performance: Performance
     seqs: list[int] | msgspec.UnsetType = msgspec.UNSET
 

@@ -22,7 +22,7 @@ from headrace.testing.simdisk import SimDisk
 from headrace.wire.exchange import ARROW_STREAM, JSON, Exchange, Headers
 from headrace.wire.metrics import Metrics
 from headrace.wire.native_arrow import OFF_LOOP_BYTES_MIN
-from headrace.wire.native_routes import native_routes
+from headrace.wire.native_routes import NativeApi
 from headrace.wire.pressure import ResponseMemory
 from headrace.wire.routes import RouteTable
 
@@ -68,7 +68,7 @@ class Lab:
         )  # fmt: skip
         self.engine.recover()
         self.table = RouteTable(
-            native_routes(self.engine, self.settings, Metrics(), ResponseMemory(1 << 30))
+            NativeApi(self.engine, self.settings, Metrics(), ResponseMemory(1 << 30)).routes()
         )
 
     def ask(
