@@ -131,7 +131,7 @@ class Proxy:
             with self._lock:
                 self.connections += 1
                 self._links.append(link)
-            link.start()
+                link.start()
 
     def cut(self) -> None:
         """Cut every connection that is open now."""

@@ -47,6 +47,7 @@ class Collector:
         "_frozen",
         "_skips_left",
         "bytes_left",
+        "cold",
         "cursor",
         "full",
         "left",
@@ -64,6 +65,7 @@ class Collector:
         self.nodes = request.nodes if topic.config.dedupe_node else ()
         self.rows: list[Rows] = []
         self.scanned = 0
+        self.cold = 0  # of those, the ones in the cold tier
         self.full = request.limit == 0
         self._frozen: BitMap64 | None = None
         self._base = 0
@@ -224,7 +226,10 @@ def take_runs(collector: Collector, files: Sequence[Segment], last: int, wait: b
             break
         if run.last_seq > collector.cursor:
             _refuse_missing(collector, files, run.first_seq - 1)
+            before = collector.scanned
             collector.take_run(run, last, wait)
+            if run.segment.meta.tier:
+                collector.cold += collector.scanned - before
     if not collector.full:
         _refuse_missing(collector, files, last)
         collector.cursor = max(collector.cursor, last)

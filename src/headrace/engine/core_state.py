@@ -77,6 +77,8 @@ class Core:
         self.ephemeral_bytes = 0  # bytes of blocks that only memory holds, ever
         self.resident_bytes = 0  # bytes of all blocks in memory
         self.tag_index_bytes = 0
+        self.relocated_bytes_total = 0  # of files that moved to the cold tier
+        self.cold_reads_total = 0  # records that reads took from there
         self.sealed_topics: dict[int, Topic] = {}  # may have sealed blocks in memory, by time
         self.dirty: dict[int, Topic] = {}  # changed since the last checkpoint
         self.removed: set[int] = set()  # deleted since the last checkpoint

@@ -94,6 +94,8 @@ class Engine:
         self.progress = 0.0  # of recovery, 0 to 1
         self.recovered: Recovered | None = None
         self.clock_jumps_total = 0
+        self.recovery_ns = 0  # from the start until it was ready
+        self._started_ns = runtime.clock.monotonic_ns()
         self._closed = False
         self._replaying: Ticket[Recovery] | None = None
 
@@ -208,6 +210,7 @@ class Engine:
 
     def _go_live(self, recovery: Recovery) -> Recovered:
         """On the loop thread: take requests, and begin what happens by itself."""
+        self.recovery_ns = self.runtime.clock.monotonic_ns() - self._started_ns
         self._core.ready = True
         self._checkpointer.start_watching()
         self._watch_clock()

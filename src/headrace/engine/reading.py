@@ -66,6 +66,7 @@ class Page(msgspec.Struct, frozen=True):
     earliest_seq: int
     tombstone: Tombstone | None
     scanned: int
+    cold: int = 0  # of those scanned, the ones that the cold tier holds
     batches: Sequence[pa.RecordBatch] = ()  # see storage/page_columns.py
 
     @property
@@ -299,6 +300,7 @@ class _Walk:
 
     def _finish(self) -> None:
         topic, collector = self._topic, self._collector
+        self._core.cold_reads_total += collector.cold
         self._ticket.resolve(
             Page(
                 topic.name,
@@ -309,6 +311,7 @@ class _Walk:
                 topic.earliest_seq,
                 self._tombstone,
                 collector.scanned,
+                collector.cold,
                 collector.batches if isinstance(collector, ColumnCollector) else (),
             )
         )

@@ -209,3 +209,4 @@ class SealedFiles:
         segment.take_index(self._core.catalog.remove(meta.file_id))
         self._core.catalog.add(segment)
         self._changed[meta.file_id] = meta
+        self._core.relocated_bytes_total += meta.size

@@ -109,11 +109,19 @@ def _is_whole(value: object, low: int, high: int) -> bool:
 def decode_config(data: bytes) -> TopicConfig:
     """A config from JSON; an ill-typed field is an `InvalidRequest` that names it.
 
-    >>> decode_config(b'{"ttl_ms": 5}').ttl_ms
+    >>> decode_config(b'{"ttl_ms": 5, "type": null}').ttl_ms
     5
     """
     try:
-        return msgspec.json.decode(data, type=TopicConfig)
+        try:
+            return msgspec.json.decode(data, type=TopicConfig)
+        except msgspec.ValidationError:
+            if b"null" not in data:
+                raise
+        # A field that is null is a field that is not there.
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        kept = {name: value for name, value in fields.items() if bytes(value) != b"null"}
+        return msgspec.json.decode(msgspec.json.encode(kept), type=TopicConfig)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"config: {error}", fix="send a config object") from None
 

@@ -182,7 +182,7 @@ class RequestReader(asyncio.Protocol):
         if self._muted:
             return
         headers, parser = self._headers, self._parser
-        if self._chunk_bytes > self._header_bytes_max:
+        if self._head_bytes + self._chunk_bytes > self._header_bytes_max:
             self._check_head()
         if self._modern is None or b"connection" in headers:
             self._modern = self._is_modern()

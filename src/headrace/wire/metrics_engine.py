@@ -391,6 +391,11 @@ def _log(metrics: Metrics, figures: EngineFigures) -> None:
 def _recovery(metrics: Metrics, engine: Engine, figures: EngineFigures) -> None:
     registry = metrics.registry
     registry.gauge(
+        "headrace_recovery_duration_seconds",
+        "How long the last start took until it was ready.",
+        lambda: engine.recovery_ns / 1e9,
+    )
+    registry.gauge(
         "headrace_recovery_replayed_bytes",
         "Bytes of log that the last start replayed.",
         lambda: figures.of_recovery("bytes_replayed"),
@@ -414,6 +419,16 @@ def _recovery(metrics: Metrics, engine: Engine, figures: EngineFigures) -> None:
 
 def _storage(metrics: Metrics, engine: Engine) -> None:
     registry, core, checkpointer = metrics.registry, engine.core, engine.checkpointer
+    registry.read_counter(
+        "headrace_tier_relocated_bytes_total",
+        "Bytes of sealed files that moved to the cold tier.",
+        lambda: core.relocated_bytes_total,
+    )
+    registry.read_counter(
+        "headrace_tier_cold_reads_total",
+        "Records that reads took from the cold tier.",
+        lambda: core.cold_reads_total,
+    )
     registry.read_counter(
         "headrace_checkpoints_total",
         "Checkpoints that came to their end.",

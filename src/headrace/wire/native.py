@@ -61,7 +61,10 @@ class Vocabulary:
         """What is inside `error`."""
         described: dict[str, object] = {"code": self.word(error.code), "message": str(error)}
         if error.detail:
-            described["detail"] = {self.word(k): v for k, v in error.detail.items()}
+            detail = {self.word(k): v for k, v in error.detail.items()}
+            if "limit" in detail:  # the name of a cap: `max_topics` is `max_boxes` for boxes
+                detail["limit"] = self.word(str(detail["limit"]))
+            described["detail"] = detail
         return described
 
     def word(self, word: str) -> str:

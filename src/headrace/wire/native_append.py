@@ -223,8 +223,8 @@ class AppendApi:
         first, last = done.first_seq, done.last_seq
         seqs = ""
         if with_seqs:
-            joined = first if first == last else ",".join(map(str, range(first, last + 1)))
-            seqs = f',"seqs":[{joined}]'
+            listed = f"[{first}]" if first == last else encode([*range(first, last + 1)]).decode()
+            seqs = f',"seqs":{listed}'
         name = encode(done.topic).decode()
         body = (
             f'{{"{self._vocabulary.noun}":{name},"first_seq":{first},'

@@ -97,9 +97,12 @@ class DiffApi:
             )
             timing = Timing(exchange, clock)
             fields = self._fields(page, records)
-            answer_object(exchange, 200, fields, timing, f',"records_scanned":{page.scanned}')
+            more = f',"records_scanned":{page.scanned}'
+            if page.cold:
+                more += f',"cold_segments_read":{page.cold}'
+            answer_object(exchange, 200, fields, timing, more)
         ns = clock.monotonic_ns() - exchange.started_ns
-        self.metrics.read("native", page.count, ns)
+        self.metrics.read("native", page.count, ns, "cold" if page.cold else "hot")
 
     def _answer_arrow(self, exchange: Exchange, page: Page, body: DiffBody) -> None:
         from headrace.wire.native_arrow import encode_page, size_of, when_done

@@ -36,6 +36,7 @@ from headrace.wire.native_types import DeleteBody
 
 _DELETE_DECODER: Final = msgspec.json.Decoder(DeleteBody)
 _CURSOR_BYTES_MAX: Final = 4_096
+_U64_DIGITS_MAX: Final = 19
 
 
 T = TypeVar("T")
@@ -134,10 +135,9 @@ class TopicsApi:
 
     def _page_size(self, text: str) -> int:
         settings = self._settings
-        try:
+        size = settings.page_size_default
+        if text.isascii() and text.isdigit() and len(text) <= _U64_DIGITS_MAX:
             size = int(text)
-        except ValueError:
-            size = settings.page_size_default
         return min(max(size, 1), settings.page_size_max)
 
     def delete(self, exchange: Exchange) -> None:
