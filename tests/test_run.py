@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE_SECONDS = 120
@@ -205,4 +206,5 @@ def test_the_pinned_packages_satisfy_the_project() -> None:
     ):
         for text in wanted:
             requirement = Requirement(text)
-            assert requirement.specifier.contains(pinned[requirement.name]), text
+            name = canonicalize_name(requirement.name)
+            assert requirement.specifier.contains(pinned[name]), text

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from headrace.client import Client
@@ -218,7 +219,7 @@ def test_a_second_signal_does_not_wait(servers, data) -> None:
 
 
 def test_tls(servers, data, tmp_path) -> None:
-    """§0: by `tls_cert` and `tls_key`, for the client too."""
+    """By `tls_cert` and `tls_key`: HTTP/1.1, and HTTP/2 by ALPN; large answers too."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     made = subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
@@ -233,5 +234,11 @@ def test_tls(servers, data, tmp_path) -> None:
     with Client(server.url, tls=trust) as client:
         assert client.append("t", [{"a": 1}]).first_seq == 1
         assert [record.data for record in client.follow("t", to_head=True)] == [{"a": 1}]
+        client.append("large", ["x" * 900_000] * 7)
+        assert len(client.diff("large", max_batch_bytes=8 << 20).records) == 7
+    with httpx.Client(http2=True, verify=trust, trust_env=False) as modern:
+        for path in ("/v0/health", "/v0/topics/t", "/v0/topics"):
+            reply = modern.get(f"{server.url}{path}")
+            assert (reply.status_code, reply.http_version) == (200, "HTTP/2")
     with Client(server.url, deadline_ms=0) as stranger, pytest.raises(Unreachable):
         stranger.health()

@@ -241,8 +241,8 @@ def plan_of(draw: random.Random) -> Plan:
         [
             Plan(answer_bytes=draw.randrange(1_500), reset=draw.random() < 0.5),
             Plan(request_bytes=draw.randrange(1, 2_000), reset=draw.random() < 0.5),
-            Plan(answer_delay_s=draw.random() / 100),
-            Plan(copies=draw.randrange(1, 4), answer_bytes=draw.choice([0, 500, None])),
+            Plan(answer_delay_s=draw.random() / 100, answer_bytes=1_500),
+            Plan(copies=draw.randrange(1, 4), answer_bytes=draw.choice([0, 500, 1_500])),
         ]
     )
 
@@ -297,7 +297,7 @@ def storm(proxy: Proxy, direct: Client, topic: str, seed: int, batches: int) -> 
 
 
 def test_a_bad_network(proxy, direct, topic) -> None:
-    assert storm(proxy, direct, topic, seed=1, batches=60) > 300
+    assert storm(proxy, direct, topic, seed=1, batches=60) > 200
     assert proxy.connections > 100
 
 

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import headrace
+from headrace.client import Client
 
 
 def series(speak) -> dict[str, float]:
@@ -49,13 +50,16 @@ def test_ready(speak, topic, path) -> None:
     assert speak("GET", path).json["topics"] == before.json["topics"] + 1
 
 
-def test_metrics_are_exact(servers, protocol) -> None:
+@pytest.mark.parametrize("reader", ["h1", "h2c"])
+def test_metrics_are_exact(servers, reader) -> None:
     """§10 [TEST]: counts after 2 topics and 2 records; the class line literally; queue depth 0."""
-    server = servers.start()
-    speak = servers.speaker(server, protocol)
-    for name in ("one", "two"):
-        speak.ok("PUT", f"/v0/topics/{name}", {"durability": "fsync"})
-        speak.append(name, "12345")
+    server = servers.with_settings(wait_ms_max=30_001)  # of its own
+    writer = servers.speaker(server, "h1")
+    speak = servers.speaker(server, reader)
+    if not writer.ok("GET", "/v0/topics")["topics"]:
+        for name in ("one", "two"):
+            writer.ok("PUT", f"/v0/topics/{name}", {"durability": "fsync"})
+            writer.append(name, "12345")
     found = series(speak)
     text = speak("GET", "/v0/metrics").body.decode()
     assert '\nheadrace_topics_by_class{class="fsync"} 2\n' in text
@@ -106,20 +110,22 @@ def test_the_latency_of_syncs(speak, topic) -> None:
     assert found[f"{name}_sum"] > 0
 
 
-def test_metrics_follow_what_happens(servers, protocol) -> None:
+def test_metrics_follow_what_happens(servers) -> None:
     """§10, semantics C8: live figures fall with eviction, deletes and deleted topics."""
-    speak = servers.speaker(servers.start(), protocol)
-    speak.ok("PUT", "/v0/topics/capped", {"cap_records": 2, "durability": "ephemeral"})
-    speak.append("capped", 1, 2, 3)
-    speak.append("plain", 1, 2, 3, 4)
-    speak.ok("POST", "/v0/topics/plain/delete", {"before_seq": 3})
-    found = document(speak)
-    assert (found["topics"], found["records_live"], found["bytes_live"]) == (2, 4, 4)
-    assert (found["topics_ephemeral"], found["topics_disk"]) == (1, 1)
-    speak.ok("DELETE", "/v0/topics/plain")
-    found = document(speak)
-    assert (found["topics"], found["records_live"], found["bytes_live"]) == (1, 2, 2)
-    assert 'headrace_topic_head_seq{topic="plain"}' not in series(speak)
+    server = servers.start()
+    for protocol in ("h1", "h2c"):
+        speak = servers.speaker(server, protocol)
+        speak.ok("PUT", "/v0/topics/capped", {"cap_records": 2, "durability": "ephemeral"})
+        speak.append("capped", 1, 2, 3)
+        speak.append("plain", 1, 2, 3, 4)
+        speak.ok("POST", "/v0/topics/plain/delete", {"before_seq": 3})
+        found = document(speak)
+        assert (found["topics"], found["records_live"], found["bytes_live"]) == (2, 4, 4)
+        assert (found["topics_ephemeral"], found["topics_disk"]) == (1, 1)
+        speak.ok("DELETE", "/v0/topics/plain")
+        found = document(speak)
+        assert (found["topics"], found["records_live"], found["bytes_live"]) == (1, 2, 2)
+        assert 'headrace_topic_head_seq{topic="plain"}' not in series(speak)
 
 
 def test_metrics_as_json(speak, topic) -> None:
@@ -173,12 +179,14 @@ def test_queues_have_series_of_their_own(speak, topic) -> None:
     assert found["headrace_queue_topics"] >= 1
 
 
-def test_series_of_topics_are_bounded(servers, protocol) -> None:
+def test_series_of_topics_are_bounded(servers) -> None:
     """§10: at most 1000 topics have series of their own, and the rest is announced."""
-    speak = servers.speaker(servers.start(), protocol)
-    for n in range(1_003):
-        speak.append(f"t{n:04}", 1, config={"durability": "ephemeral"})
-    found = series(speak)
-    assert sum(name.startswith("headrace_topic_head_seq{") for name in found) == 1_000
-    assert found["headrace_topic_metrics_truncated"] in (1, 3)
-    assert found["headrace_topics"] == 1_003
+    server = servers.start()
+    with Client(server.url) as client:
+        for n in range(1_003):
+            client.append(f"t{n:04}", [1], config={"durability": "ephemeral"})
+    for protocol in ("h1", "h2c"):
+        found = series(servers.speaker(server, protocol))
+        assert sum(name.startswith("headrace_topic_head_seq{") for name in found) == 1_000
+        assert found["headrace_topic_metrics_truncated"] in (1, 3)
+        assert found["headrace_topics"] == 1_003

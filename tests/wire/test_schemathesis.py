@@ -86,7 +86,9 @@ def adapt(schema: Any) -> None:
     @schema.hook
     def map_path_parameters(context: object, parameters: Any) -> Any:
         # A stream has no end, and tests of its own.
-        return {**parameters, "wid": UNKNOWN_WID} if "wid" in parameters else parameters
+        if isinstance(parameters, dict) and "wid" in parameters:
+            return {**parameters, "wid": UNKNOWN_WID}
+        return parameters
 
     @schema.hook
     def map_query(context: object, query: Any) -> Any:

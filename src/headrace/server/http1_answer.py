@@ -36,6 +36,7 @@ class Http1Exchange(Exchange):
     """One request of a connection."""
 
     # Most requests never set these.
+    held = 0  # bytes of the answer, while others have to go before it
     keep_alive = True
     lingers = False  # the rest of the request is read before the close
     modern = True  # HTTP/1.1, not 1.0
@@ -112,8 +113,9 @@ class Http1Exchange(Exchange):
             self.keep_alive = False
         head = _heads.get((status, content_type)) or _make_head(status, content_type)
         lines = _lines(headers) if headers else b""
-        if not self.keep_alive or connection.closing:
-            self.keep_alive = False
+        if connection.closing and connection.queue and connection.queue[-1] is self:
+            self.keep_alive = False  # those behind it, if there were any, would be lost
+        if not self.keep_alive:
             lines += b"connection: close\r\n"
         elif not self.modern:
             lines += b"connection: keep-alive\r\n"
@@ -177,9 +179,15 @@ class Http1Exchange(Exchange):
         self.keep_alive = False
         return self._open(101, (*upgrade, *headers), chunked=False)
 
+    @property
+    def tunnels(self) -> bool:
+        """Whether bytes that follow the request are for its handler."""
+        return self._status == 101
+
     def _open(self, status: int, headers: Headers, *, chunked: bool) -> StreamOutlet:
         assert not self.answered
         self.answered = True
+        self.body = b""  # it would stay as long as the stream
         self._status = status
         connection = self._connection
         if connection.app.gate.adds_headers:
@@ -243,12 +251,24 @@ class StreamOutlet(Outlet):
         if self._closed:
             self._exchange.ended()
             return
-        rest = self._connection.take_leftover()
-        if rest:
-            # After the handler has had time to set `on_data`.
-            self._connection.app.soon(lambda: self._late(rest))
+        # After the handler has had time to set `on_data` and `on_closed`.
+        if self._exchange.tunnels:
+            rest = self._connection.take_leftover()
+            if rest:
+                self._connection.app.soon(lambda: self._late(rest))
+        elif self._exchange.method == "HEAD":
+            self._connection.app.soon(self._end_head)
+        else:
+            self._connection.app.soon(self._connection.stay)
         if self.on_room is not None and self.room:
             self.on_room()
+
+    def _end_head(self) -> None:
+        """The head was all that was asked for."""
+        if not self._closed:
+            self.lost()
+            self._connection.stay()
+            self._connection.streaming_ended(self._exchange)
 
     def _late(self, rest: bytes) -> None:
         if self.on_data is not None and not self._closed:

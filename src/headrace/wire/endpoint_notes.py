@@ -117,7 +117,7 @@ PARAMETERS: Final[dict[str, Schema]] = {
     "Last-Event-ID": _header(
         "Last-Event-ID",
         "The id of the last event that was handled; the stream goes on after it.",
-        {"type": "string", "pattern": "^[!-~]*$"},
+        {"type": "string"},
     ),
 }
 

@@ -17,13 +17,14 @@ import msgspec
 
 from headrace.core.clock import Clock
 from headrace.core.errors import (
+    Forbidden,
     HeadraceError,
     InvalidRequest,
     UnsupportedMediaType,
 )
 from headrace.core.limits import native_topic_name_bytes_max, reserved_topic_prefixes, seq_max
 from headrace.engine.topic_config import EPHEMERAL, MEMORY, TopicConfig, decode_config
-from headrace.wire.exchange import JSON, Exchange, Header, Headers, Reply
+from headrace.wire.exchange import JSON, Exchange, Header, Headers, Key, Reply
 
 T = TypeVar("T")
 
@@ -140,6 +141,20 @@ def check_new_name(name: str) -> None:
         )
     if name.startswith(reserved_topic_prefixes):
         raise InvalidRequest(f"{name!r} starts with a reserved prefix", fix="use another name")
+
+
+def check_dead_letter(config: TopicConfig, key: Key | None) -> None:
+    """Refuse a config whose dead letters would go to a bad name, or where the key may not write."""
+    name = config.dead_letter
+    if name is None:
+        return
+    check_new_name(name)
+    if key is not None and not key.allows_name(name):
+        raise Forbidden(
+            f"this key may not use {name!r} for dead letters",
+            fix="use a name with one of its prefixes",
+            detail={"topic": name},
+        )
 
 
 # Bodies

@@ -14,7 +14,7 @@ import msgspec
 from headrace.core.errors import Forbidden, InvalidRequest
 from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
-from headrace.engine.admission import PLAIN, Append
+from headrace.engine.admission import PLAIN, Append, check_batch
 from headrace.engine.append import Appended
 from headrace.engine.engine import Engine
 from headrace.engine.idempotency import ProducerClaim
@@ -24,6 +24,7 @@ from headrace.wire.exchange import ARROW_STREAM, JSON, Exchange
 from headrace.wire.metrics import Metrics
 from headrace.wire.native import (
     Vocabulary,
+    check_dead_letter,
     check_json_type,
     check_new_name,
     check_u64,
@@ -68,10 +69,11 @@ class AppendApi:
         how = PLAIN
         if not is_plain(body) or not _CONDITION_HEADERS.isdisjoint(headers):
             how = self._conditions(exchange, body, name)
-        elif name not in self._topics:
-            check_new_name(name)
+        batch = self.batch_of(body)
+        if name not in self._topics:
+            self.check_new(name, batch, how)
         with_seqs = not exchange.query or flag(query_of(exchange), "return_seqs", True)
-        self.submit(exchange, name, self.batch_of(body), how, with_seqs)
+        self.submit(exchange, name, batch, how, with_seqs)
 
     def submit(
         self,
@@ -102,41 +104,39 @@ class AppendApi:
     def _append_columns(self, exchange: Exchange, batch: AnyBatch) -> None:
         name = exchange.params[0]
         query = query_of(exchange)
-        how = self._header_conditions(exchange, name)
+        how = self._header_conditions(exchange)
         expected = exchange.header(b"expected-head-seq") or query.get("expected_head_seq")
         if expected is not None:
             how = how._replace(expected_head_seq=whole_number("expected_head_seq", expected))
         if "create" in query:
             how = how._replace(create=flag(query, "create", True))
-        self.check_name(name, how)
+        if name not in self._topics:
+            self.check_new(name, batch, how)
         self.submit(exchange, name, batch, how, flag(query, "return_seqs", False))
 
     # What was asked for
 
     def _conditions(self, exchange: Exchange, body: AppendBody, name: str) -> Append:
         """The conditions of an append, beside its records."""
-        how = self._header_conditions(exchange, name)
+        how = self._header_conditions(exchange)
         config = None
         if body.config and body.config != _NULL:
             self.check_admin(exchange, name)
             config = self._vocabulary.read_config(bytes(body.config))
-            if config.dead_letter is not None:
-                check_new_name(config.dead_letter)
-        key = body.idempotency_key
-        how = how._replace(
+            check_dead_letter(config, exchange.key)
+        return how._replace(
             config=config,
             create=body.create,
-            idempotency_key=how.idempotency_key if key is None else key,
+            idempotency_key=body.idempotency_key or how.idempotency_key,
             expected_head_seq=check_u64("expected_head_seq", body.expected_head_seq),
         )
-        self.check_name(name, how)
-        return how
 
-    def _header_conditions(self, exchange: Exchange, name: str) -> Append:
+    def _header_conditions(self, exchange: Exchange) -> Append:
         headers = exchange.headers
         key = headers.get(b"idempotency-key")
         text = None
-        if key is not None:
+        # An empty key is none: else all who send one would be taken for repeating each other.
+        if key:
             try:
                 text = key.decode()
             except UnicodeDecodeError:
@@ -153,10 +153,12 @@ class AppendApi:
                 detail={"topic": name},
             )
 
-    def check_name(self, name: str, how: Append) -> None:
-        """Refuse a bad name where it would be created."""
-        if name in self._topics:
-            return
+    def check_new(self, name: str, batch: AnyBatch, how: Append) -> None:
+        """Refuse a bad name where it would be created, after anything that is wrong with a batch.
+
+        The engine checks the batch again; that is paid once in the life of a topic.
+        """
+        check_batch(self._settings, batch, how)
         auto = True if how.config is None else how.config.auto_create
         if auto if how.create is None else how.create:
             check_new_name(name)

@@ -6,6 +6,7 @@ is not on its way out.  All of these are answered at any time, before recovery a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Final, Literal
 
@@ -14,7 +15,7 @@ import msgspec
 import headrace
 from headrace.core.errors import HeadraceError, NotReady, ShuttingDown
 from headrace.engine.engine import Engine
-from headrace.wire.exchange import JSON, Dialect, Exchange
+from headrace.wire.exchange import JSON, Dialect, Exchange, Key
 from headrace.wire.metrics import Metrics
 from headrace.wire.metrics_engine import MetricsSnapshot, snapshot, watch_engine
 from headrace.wire.routes import READ, Route
@@ -22,6 +23,8 @@ from headrace.wire.routes import READ, Route
 PROMETHEUS_TEXT: Final = b"text/plain; version=0.0.4"
 RETRY_SECONDS: Final = 1
 DISK_FULL_RETRY_SECONDS: Final = 5
+_TOPIC_LABEL: Final = re.compile(r'[{,]topic="((?:[^"\\]|\\.)*)"')
+_ESCAPED: Final = re.compile(r"\\(.)")
 
 _FIXES: Final = {
     "wal_read_only": "check the disk, then restart; reads go on",
@@ -140,4 +143,19 @@ class Probes:
             exchange.answer(200, body, JSON)
         else:
             text = self._metrics.registry.text()
+            if exchange.key is not None and exchange.key.has_prefixes:
+                text = text_for(exchange.key, text)
             exchange.answer(200, text.encode(), PROMETHEUS_TEXT)
+
+
+def text_for(key: Key, text: str) -> str:
+    """Metrics without the series of topics that a key may not know of."""
+
+    def is_shown(line: str) -> bool:
+        found = _TOPIC_LABEL.search(line)
+        if found is None:
+            return True
+        name = _ESCAPED.sub(lambda escaped: {"n": "\n"}.get(escaped[1], escaped[1]), found[1])
+        return key.allows_name(name)
+
+    return "\n".join(filter(is_shown, text.split("\n")))

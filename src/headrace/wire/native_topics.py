@@ -24,6 +24,7 @@ from headrace.wire.native import (
     Timing,
     Vocabulary,
     answer_object,
+    check_dead_letter,
     check_json_type,
     check_new_name,
     check_u64,
@@ -66,8 +67,7 @@ class TopicsApi:
             config = self._vocabulary.read_config(exchange.body)
         if name not in self._engine.core.by_name:
             check_new_name(name)
-        if config.dead_letter is not None:
-            check_new_name(config.dead_letter)
+        check_dead_letter(config, exchange.key)
 
         def answer(ticket: Ticket[Put]) -> None:
             if self._failed(exchange, ticket):

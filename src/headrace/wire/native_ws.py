@@ -25,7 +25,7 @@ from headrace.wire.exchange import Exchange, Key, Outlet
 from headrace.wire.live_json import deleted_message, error_message, messages_of
 from headrace.wire.live_stream import Common, Followed, LiveStream, Place
 from headrace.wire.metrics import Metrics
-from headrace.wire.native import TOPICS, check_u64, decode_json, encode
+from headrace.wire.native import TOPICS, check_dead_letter, check_u64, decode_json, encode
 from headrace.wire.native_append import AppendApi
 from headrace.wire.native_live_types import TopicStart, WatchedTopic
 from headrace.wire.native_watch import Views, place_in, positions_of
@@ -272,6 +272,7 @@ class WebSocket(LiveStream):
         if command.config and command.config != NULL:
             self._check(ADMIN)
             config = TOPICS.read_config(bytes(command.config))
+            check_dead_letter(config, self._key)
         if self._publishing >= PUBLISHES_MAX:
             raise Throttled(
                 f"{PUBLISHES_MAX} appends of this connection are in progress",
@@ -280,11 +281,12 @@ class WebSocket(LiveStream):
         how = Append(
             config=config,
             create=command.create,
-            idempotency_key=command.idempotency_key,
+            idempotency_key=command.idempotency_key or None,
             expected_head_seq=check_u64("expected_head_seq", command.expected_head_seq),
         )
-        api.append.check_name(name, how)
         batch = api.append.batch_of(command)
+        if name not in self._common.hub.engine.core.by_name:
+            api.append.check_new(name, batch, how)
         self._publishing += 1
         with_seqs = command.return_seqs is not False
         request_id = Raw(bytes(command.request_id))  # not a view of the whole message
