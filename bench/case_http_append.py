@@ -7,8 +7,8 @@ from bench.measure import Measured
 from bench.served import Round, column, serving
 
 CONNECTIONS = 64
-ROUNDS = 5
-SECONDS = 3.0
+ROUNDS = 12
+SECONDS = 1.0
 
 
 def run(directory: str, quick: bool, with_wrk: bool = False) -> dict[str, Measured]:

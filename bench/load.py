@@ -11,8 +11,10 @@ that a stall is seen by all who would have waited in it.
 
 from __future__ import annotations
 
+import json
 import os
 import select
+import sys
 import time
 from array import array
 from pathlib import Path
@@ -153,6 +155,22 @@ class Generator:
         for wire in self.wires:
             wire.close()
         self.poller.close()
+
+
+def take_turns(
+    plan: dict[str, Any],
+    port: int,
+    pids: list[int],
+    connections: int,
+    seconds: float,
+    warm_up: float,
+) -> None:
+    """A partner: one round of the closed loop for each line of standard input."""
+    generator = Generator([wire_of(plan, port) for _ in range(connections)], pids)
+    generator.closed(warm_up)
+    while sys.stdin.readline():
+        print(json.dumps(generator.closed(seconds).report()), flush=True)
+    generator.close()
 
 
 def drive(

@@ -1,7 +1,7 @@
-"""`./run bench --peers`: other servers and ours, one after the other in the same run, one table.
+"""`./run bench --peers`: other servers and ours, in turns in the same run, one table.
 
 Every row is the same load, sent by the same generator: 64 connections that each wait for an answer
-before they send again.  What each server promises before it answers differs, and stands in its row;
+before they send again.  All servers are up at once, and each has one round after the other.  What each server promises before it answers differs, and stands in its row;
 ratios are to the row of ours that promises the same.
 """
 
@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from bench import peer_servers
+from bench.measure import Partner
 from bench.served import Round, Served, column, serving
 
 CONNECTIONS = 64
-ROUNDS = 3
-SECONDS = 3.0
+ROUNDS = 8
+SECONDS = 1.0
+WARM_UP = 0.5
 READ_CONNECTIONS = 8
 READ_RECORDS = 1_000
 
@@ -124,19 +126,35 @@ LOADS = (
 def run(parent: str, quick: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """One row for each load; a server that cannot run here has a `missing` that says why."""
     missing = peer_servers.install(say)
-    rows = []
-    for load in LOADS:
-        row: dict[str, Any] = {"name": load.name, "what": load.what, "promise": load.promise}
-        kind = load.name.partition(" ")[0]
-        say(f"measuring {load.name}")
+    rows: list[dict[str, Any]] = [
+        {"name": load.name, "what": load.what, "promise": load.promise} for load in LOADS
+    ]
+    for row in rows:
+        kind = row["name"].partition(" ")[0]
         if kind in missing:
             row["missing"] = missing[kind]
-        else:
-            try:
-                row |= measured(load, parent, quick)
-            except peer_servers.NotOffered as error:
-                row["missing"] = str(error)
-        rows.append(row)
+    with contextlib.ExitStack() as stack:
+        turns = []
+        for load, row in zip(LOADS, rows, strict=True):
+            if "missing" not in row:
+                say(f"starting {load.name}")
+                try:
+                    turns.append((row, stack.enter_context(ready(load, parent, quick))))
+                except peer_servers.NotOffered as error:
+                    row["missing"] = str(error)
+        # In turns, so that whatever else the machine does meets all of them.
+        found: list[list[Round]] = [[] for _ in turns]
+        for number in range(1 if quick else ROUNDS):
+            say(f"round {number + 1}")
+            for samples, (_, partner) in zip(found, turns, strict=True):
+                samples.append(partner.ask())
+        for samples, (row, _) in zip(found, turns, strict=True):
+            row |= best(samples)
+    add_ratios(rows)
+    return rows
+
+
+def add_ratios(rows: list[dict[str, Any]]) -> None:
     by_name = {row["name"]: row for row in rows}
     for load, row in zip(LOADS, rows, strict=True):
         ours = by_name[load.versus]
@@ -145,23 +163,32 @@ def run(parent: str, quick: bool, say: Callable[[str], None]) -> list[dict[str, 
             row["rate_ratio"] = row["rate"] / ours["rate"]
             row["cpu_ratio"] = row["cpu"] / ours["cpu"] if ours["cpu"] else 0.0
             row["p99_ratio"] = row["p99"] / ours["p99"] if ours["p99"] else 0.0
-    return rows
 
 
-def measured(load: Load, parent: str, quick: bool) -> dict[str, float]:
-    """The best of the rounds, each figure for itself."""
+@contextlib.contextmanager
+def ready(load: Load, parent: str, quick: bool) -> Iterator[Partner]:
+    """A server with a generator that is connected to it."""
     directory = tempfile.mkdtemp(prefix="headrace-bench-", dir=parent)
     try:
-        with load.start(directory) as (server, plan):
-            rounds: list[Round] = server.load(
-                plan,
-                load.connections,
+        with (
+            load.start(directory) as (server, plan),
+            Partner(
+                "load:take_turns",
+                plan=plan,
+                port=server.port,
+                pids=[server.pid],
+                connections=load.connections,
                 seconds=0.2 if quick else SECONDS,
-                rounds=1 if quick else ROUNDS,
-                warm_up=0.1 if quick else 1.0,
-            )
+                warm_up=0.1 if quick else WARM_UP,
+            ) as partner,
+        ):
+            yield partner
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def best(rounds: list[Round]) -> dict[str, float]:
+    """The best of the rounds, each figure for itself."""
     return {
         "rate": max(column(rounds, "rate")),
         **{name: min(column(rounds, name)) for name in ("cpu", "p50", "p99", "generator_cpu")},
@@ -170,7 +197,7 @@ def measured(load: Load, parent: str, quick: bool) -> dict[str, float]:
 
 EXPLAINED = (
     f"{CONNECTIONS} connections ({READ_CONNECTIONS} for reads), no pipelining, one generator of "
-    "our own for all;\nbest of the rounds; the last three columns are ratios to our row of the "
+    "our own for all;\nbest of {ROUNDS} rounds in turns; the last three columns are ratios to our row of the "
     "same promise"
 )
 HEADINGS = ("server", "load", "answers when", "requests/s", "CPU µs", "p50 ms", "p99 ms",

@@ -164,10 +164,12 @@ def serving(directory: str, **settings: Any) -> Iterator[Served]:
         wait_until(server, output, port_file.exists)
         server.port = int(port_file.read_text().strip().rpartition(":")[2])
         yield server
-        if process.poll() is not None:
-            raise ServerFailed(f"the server ended with {process.returncode}\n{last_words(output)}")
     finally:
+        ended = process.poll()
         server.stop()
+        if ended is not None:
+            # Whatever else went wrong, this is why.
+            raise ServerFailed(f"the server ended with {ended}\n{last_words(output)}")
 
 
 def wait_until(server: Served, output: Path, condition: Any) -> None:

@@ -178,7 +178,8 @@ def test_every_peer_that_is_installed_answers(load: peers.Load) -> None:
     if kind == "durable-streams" and not peer_servers.has_durable_streams():
         pytest.skip(f"{peer_servers.PACKAGE} is not installed")
     try:
-        found = peers.measured(load, "/var/tmp", quick=True)
+        with peers.ready(load, "/var/tmp", quick=True) as partner:
+            found = peers.best([partner.ask()])
     except peer_servers.NotOffered as error:
         pytest.skip(str(error))
     assert found["rate"] > 0, json.dumps(found)

@@ -166,18 +166,12 @@ def test_producers_do_not_know_each_other(speak, topic) -> None:
     assert produce(speak, f"{topic}-2", 0, 0).status == 201
 
 
-@pytest.mark.parametrize("value", ["1abc", "1e3", "-1", "", "9007199254740992", "\u0665", " 1 2"])
+@pytest.mark.parametrize("value", ["1abc", "1e3", "-1", "", "9007199254740992", "1 2"])
 @pytest.mark.parametrize("field", ["producer-epoch", "producer-seq"])
 def test_numbers_of_producers_are_strict(speak, topic, field, value) -> None:
     """durable-streams.md §3.2: digits only, at most 2^53 - 1, else 400."""
-    headers = {"producer-id": "p", "producer-epoch": "0", "producer-seq": "0"}
-    if not value.isascii():
-        value = value.encode().decode("latin-1")
-    headers[field] = value
-    try:
-        reply = speak("POST", f"/v0/topics/{topic}", {"records": [{"data": 1}]}, headers)
-    except UnicodeError:
-        pytest.skip("this client cannot send it")
+    headers = {"producer-id": "p", "producer-epoch": "0", "producer-seq": "0", field: value}
+    reply = speak("POST", f"/v0/topics/{topic}", {"records": [{"data": 1}]}, headers)
     assert (reply.status, reply.error["code"]) == (400, "invalid_request")
 
 

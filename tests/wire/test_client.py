@@ -7,6 +7,7 @@ import threading
 
 import pyarrow as pa
 import pytest
+import uvloop
 
 from headrace.client import AsyncClient, Client, Draft, Producer, Record, Tombstone
 from headrace.core.errors import (
@@ -204,7 +205,8 @@ def test_the_manifest(client, topic) -> None:
     assert manifest["epoch"] == client.topic(topic).epoch
 
 
-def test_both_forms_are_the_same(server, topic) -> None:
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_both_forms_are_the_same(server, topic, run) -> None:
     async def main() -> list[object]:
         async with AsyncClient(server.url) as client:
             await asyncio.gather(*(client.append(topic, [n]) for n in range(50)))
@@ -215,7 +217,7 @@ def test_both_forms_are_the_same(server, topic) -> None:
             assert (await client.diff_arrow(topic, 50)).table.num_rows == 1
             return found
 
-    assert sorted(asyncio.run(main())) == list(range(50))
+    assert sorted(run(main())) == list(range(50))
 
 
 def test_threads_share_a_client(server, topic) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.client import Client, Producer
-from headrace.core.errors import HeadraceError, TopicNotFound, Unreachable
+from headrace.core.errors import TopicNotFound, Unreachable
 from tests.wire.proxy import Plan, Proxy
 
 DROPPED = Plan(answer_bytes=0)
@@ -265,8 +265,8 @@ class Writer:
                 try:
                     client.append(self._topic, [[*batch, part] for part in range(3)])
                     self.acknowledged.add(batch)
-                except HeadraceError as error:
-                    assert isinstance(error, Unreachable), error
+                except Unreachable:
+                    continue  # nobody knows
 
 
 def storm(proxy: Proxy, direct: Client, topic: str, seed: int, batches: int) -> int:

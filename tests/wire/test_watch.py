@@ -324,6 +324,20 @@ def test_a_watch_of_a_former_epoch(speak, topic) -> None:
         assert stream.until("record")[-2].event == "tombstone"
 
 
+def test_a_new_session_from_an_id(speak, topic) -> None:
+    """§7.3 [GAP]: `cursor` in the request; what it does not name starts where the body says."""
+    speak.append(topic, 1, 2, 3)
+    speak.append(f"{topic}-2", 1)
+    with speak.stream(watch(speak, {topic: {}}, limit=2)["stream_url"]) as stream:
+        first = stream.next("record")
+    session = watch(speak, {topic: {}, f"{topic}-2": {}}, cursor=first.id)
+    with speak.stream(session["stream_url"]) as stream:
+        assert seqs(stream.until("record", topic=topic)[-1]) == [3]
+        assert seqs(stream.until("record", topic=f"{topic}-2")[-1]) == [1]
+    body = {"topics": {topic: {}}, "cursor": "!!!"}
+    speak.refused(400, "invalid_request", "POST", "/v0/watch", body)
+
+
 # Loss and ends
 
 

@@ -39,6 +39,10 @@ log = logging.getLogger("headrace")
 # middle generation then looks at no more than takes 8 ms, and full ones, 520 ms for 50,000
 # topics, are left to very rare occasions.
 GC_THRESHOLDS = (5_000, 2, 1_000_000)
+# Of the open files that the machine allows, connections leave so many, and one in so many, to the
+# data.
+FILES_MIN = 64
+CONNECTIONS_LEAVE = 4
 # How often a stop looks whether the last connection has ended.
 DRAIN_LOOK_SECONDS = 0.01
 # An exit code that says which signal it was, as shells do.
@@ -50,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
     settings = settings_of(options).settings
     _start_logging(settings.log)
-    _raise_file_limit()
+    settings = _within(_raise_file_limit(), settings)
     pa.set_cpu_count(1)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(settings, as_json=options.json))
@@ -67,11 +71,23 @@ def _start_logging(level: str) -> None:
     log.setLevel(level.upper())
 
 
-def _raise_file_limit() -> None:
+def _raise_file_limit() -> int:
     """Every sealed file and every connection takes a descriptor: as many as are allowed."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _within(files_max: int, settings: Settings) -> Settings:
+    """Fewer connections than the machine allows files: the log must always be able to open one."""
+    if files_max == resource.RLIM_INFINITY:
+        return settings
+    connections_max = max(files_max - max(files_max // CONNECTIONS_LEAVE, FILES_MIN), 1)
+    if connections_max >= settings.max_connections:
+        return settings
+    log.warning("%d open files are allowed: %d connections", files_max, connections_max)
+    return dataclasses.replace(settings, max_connections=connections_max)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -25,6 +25,9 @@ from headrace.core.units import format_duration_ms, format_size, parse_duration_
 # Variables that only the tests read.
 TEST_VARIABLE_PREFIX = "HEADRACE_TEST_"
 
+# What is part of what: a default is never larger than the whole that was set.
+_PARTS = (("record_bytes_max", "body_bytes_max"), ("meta_bytes_max", "record_bytes_max"))
+
 
 class Configuration(NamedTuple):
     """Settings, and for each the place its value came from."""
@@ -78,13 +81,25 @@ def load(
     values: dict[str, Value] = dict(DEFAULTS)
     for name, item in given.items():
         values[name] = _parse(item.label, RULES[name], item.value)
+    lowered = _lower_defaults(values, given)
 
     def label(name: str) -> str:
         return given[name].label if name in given else f"{name} (by default)"
 
     check_relations(values, label)
     origins = {name: given[name].origin if name in given else "default" for name in RULES}
+    origins |= {name: f"default, not above {bound}" for name, bound in lowered.items()}
     return Configuration(Settings(**values), origins)  # type: ignore[arg-type]
+
+
+def _lower_defaults(values: dict[str, Value], given: Mapping[str, object]) -> dict[str, str]:
+    """Lower the defaults of parts that are larger than the whole; returns which, and to what."""
+    lowered = {}
+    for part, whole in _PARTS:
+        if part not in given and int(values[part]) > int(values[whole]):
+            values[part] = values[whole]
+            lowered[part] = whole
+    return lowered
 
 
 def show_value(name: str, value: Value) -> str:

@@ -139,7 +139,9 @@ class Collector:
             kinds.append(block.kind)
             index += 1
         if data:
-            self._add(Rows(seqs, stamps, data, kinds, append_firsts=seqs), size)
+            same = kinds.count(kinds[0]) == len(kinds)
+            each = kinds[0] if same else kinds
+            self._add(Rows(seqs, stamps, data, each, append_firsts=seqs), size)
         return index
 
     def _take_block(self, block: Block, last: int) -> None:

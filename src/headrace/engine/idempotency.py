@@ -104,10 +104,11 @@ def admit_producer(known: Producer | None, claim: ProducerClaim) -> bool:
 class _TopicKeys:
     """Keys of one topic, in generations; the newest is last."""
 
-    __slots__ = ("generations", "window_ms")
+    __slots__ = ("generations", "newest_ms", "window_ms")
 
     def __init__(self, window_ms: int) -> None:
         self.window_ms = window_ms
+        self.newest_ms = 0  # of the keys; looked at by every append, so not searched for
         self.generations: deque[tuple[int, dict[bytes, KeyRow]]] = deque()
 
 
@@ -152,6 +153,7 @@ class KeyIndex:
         if keys is None:
             keys = self._topics[row.topic_id] = _TopicKeys(window_ms)
         keys.window_ms = max(keys.window_ms, window_ms)
+        keys.newest_ms = max(keys.newest_ms, row.time_ms)
         span = max(1, window_ms // GENERATIONS_PER_WINDOW)
         if not keys.generations or row.time_ms >= keys.generations[-1][0] + span:
             keys.generations.append((row.time_ms, {}))
@@ -200,11 +202,7 @@ class KeyIndex:
         generations = keys.generations
         while generations:
             rows = generations[0][1]
-            newest = (
-                generations[1][0]
-                if len(generations) > 1
-                else max((row.time_ms for row in rows.values()), default=0)
-            )
+            newest = generations[1][0] if len(generations) > 1 else keys.newest_ms
             if now_ms - newest <= window_ms:
                 break
             self.entries -= len(rows)

@@ -23,6 +23,7 @@ from headrace.core.runtime import Runtime, Thunk
 from headrace.core.settings import Settings
 from headrace.server.compression import choose, decode_body, encode_body
 from headrace.server.gate import Gate
+from headrace.server.refusals import no_memory
 from headrace.wire.exchange import Exchange, Headers
 from headrace.wire.metrics import UNROUTED, Metrics
 from headrace.wire.native import dialect_of
@@ -38,6 +39,7 @@ INLINE_CODING_BYTES_MAX = 32 * 1024
 CODING_LANE = "coding"
 # Request lines whose route is remembered; all are forgotten when there are more.
 TARGETS_MAX = 4_096
+TARGET_BYTES_MAX = 512
 State = Literal["starting", "serving", "draining"]
 
 
@@ -113,7 +115,8 @@ class App:
         self.connections: set[Connection] = set()
         self.pending_bytes = 0  # of answers not yet taken, as of the last tick
         self._runtime = runtime
-        self._parked: deque[tuple[int, Exchange]] = deque()
+        # Until when, how many bytes of the budget, and who.
+        self._parked: deque[tuple[int, int, Exchange]] = deque()
         self._ticking = False
         self._targets: dict[tuple[bytes, bytes], Target] = {}
 
@@ -127,16 +130,13 @@ class App:
     def go_live(self) -> None:
         """Recovery is done: what waited for it goes on."""
         self.state = "serving"
-        parked, self._parked = self._parked, deque()
-        for _, exchange in parked:
-            if not exchange.answered:
-                self._run(exchange)
+        for exchange in self._unpark(len(self._parked)):
+            self._run(exchange)
 
     def drain(self) -> None:
         """Take nothing new, and let what is in progress end."""
         self.state = "draining"
-        parked, self._parked = self._parked, deque()
-        for _, exchange in parked:
+        for exchange in self._unpark(len(self._parked)):
             exchange.fail(_shutting_down())
         for connection in list(self.connections):
             connection.drain()
@@ -148,8 +148,9 @@ class App:
         if not self._ticking:
             return
         now_ms = self.now_ms()
-        while self._parked and self._parked[0][0] <= now_ms:
-            self._parked.popleft()[1].fail(_not_ready())
+        late = sum(1 for due_ms, _, _ in self._parked if due_ms <= now_ms)
+        for exchange in self._unpark(late):
+            exchange.fail(_not_ready())
         self._visit(iter(list(self.connections)), 0)
 
     def _visit(self, left: Iterator[Connection], pending: int) -> None:
@@ -190,9 +191,10 @@ class App:
                 target = Target(verb, path, query, route, params)
             except HeadraceError:
                 return Target(verb, path, query)
-            if len(self._targets) >= TARGETS_MAX:
-                self._targets.clear()
-            self._targets[method, url] = target
+            if len(url) <= TARGET_BYTES_MAX:
+                if len(self._targets) >= TARGETS_MAX:
+                    self._targets.clear()
+                self._targets[method, url] = target
         return target
 
     def route_of(self, exchange: Exchange) -> Route | None:
@@ -249,7 +251,16 @@ class App:
             raise _shutting_down()
         if len(self._parked) >= self.settings.parked_requests_max:
             raise _not_ready()
-        self._parked.append((self.now_ms() + self.settings.parked_ms_max, exchange))
+        size = len(exchange.body)
+        if not self.budget.take(size):
+            raise no_memory(self.budget.limit)
+        self._parked.append((self.now_ms() + self.settings.parked_ms_max, size, exchange))
+
+    def _unpark(self, count: int) -> list[Exchange]:
+        """Those who wait the longest, without the ones whose client went away meanwhile."""
+        left = [self._parked.popleft() for _ in range(count)]
+        self.budget.give(sum(size for _, size, _ in left))
+        return [exchange for _, _, exchange in left if not exchange.answered]
 
     def _decode(self, exchange: Exchange) -> None:
         """Decompress the body, then call the handler."""
@@ -260,7 +271,7 @@ class App:
 
         def decoded(value: object, error: BaseException | None) -> None:
             if exchange.answered:
-                return
+                return  # the client went away
             try:
                 if error is not None:
                     raise error
@@ -272,10 +283,15 @@ class App:
 
         if len(body) <= INLINE_CODING_BYTES_MAX // 8:
             decoded(decode_body(body, encoding, bytes_max), None)
-        else:
-            self._runtime.submit(
-                CODING_LANE, lambda: decode_body(body, encoding, bytes_max), decoded
-            )
+            return
+        if not self.budget.take(len(body)):
+            raise no_memory(self.budget.limit)
+
+        def done(value: object, error: BaseException | None) -> None:
+            self.budget.give(len(body))
+            decoded(value, error)
+
+        self._runtime.submit(CODING_LANE, lambda: decode_body(body, encoding, bytes_max), done)
 
     # Its answer
 
@@ -298,8 +314,10 @@ class App:
             return
 
         def finish(value: object, error: BaseException | None) -> None:
+            self.memory.used -= len(body)
             done(value if isinstance(value, bytes) else None)
 
+        self.memory.used += len(body)
         self._runtime.submit(CODING_LANE, lambda: encode_body(body, coding), finish)
 
     def finished(self, exchange: Exchange, status: int) -> None:

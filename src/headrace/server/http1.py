@@ -47,6 +47,7 @@ class Http1Protocol(RequestReader):
         self.transport: asyncio.Transport | None = None
         self.outlet: StreamOutlet | None = None  # of the answer that goes on
         self.closing = False  # close once the queue is empty
+        self._ended = False  # the client has sent all it will
         self.writable = True
         self._writing = 0  # bytes of the answer that is being written
         self._unsent = 0  # bytes of answers, counted when the client stopped taking them
@@ -106,11 +107,19 @@ class Http1Protocol(RequestReader):
             outlet.lost()
         for exchange in queue:
             exchange.lost()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        # The parser knows its connection: a circle, and circles are collected very rarely here.
+        del self._parser
+        self._suspended = False
+        self._known = None
 
     def eof_received(self) -> bool:
         # The other side has sent all it will, and most who do are gone.  What is in progress is
         # still answered, unless it may take long: then its handler has asked to hear of this.
         self.closing = True
+        self._ended = True
         if self._phase != IDLE or self.outlet is not None or not self.queue:
             return False
         return self.queue[0].on_abort is None
@@ -171,6 +180,7 @@ class Http1Protocol(RequestReader):
         transport = self.transport
         assert transport is not None
         self.app.connections.discard(self)
+        self._let_go()
         protocol = Http2Protocol(self.app)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
@@ -214,7 +224,8 @@ class Http1Protocol(RequestReader):
             if self._held > held_max:
                 return
             self._handled += 1
-            self.app.handle(exchange)
+            if not exchange.answered:  # as one is that was refused while it arrived
+                self.app.handle(exchange)
 
     def _hold(self, exchange: Http1Exchange) -> None:
         """Count an answer that others have to go before."""
@@ -231,7 +242,8 @@ class Http1Protocol(RequestReader):
         """An answer is ready: write it and those behind it, in order."""
         queue, transport = self.queue, self.transport
         if not queue or queue[0] is not exchange or transport is None:
-            self._hold(exchange)
+            if queue:
+                self._hold(exchange)
             return
         if len(queue) == 1 and exchange.keep_alive and not self._suspended:
             ready_bytes = exchange.ready
@@ -265,7 +277,10 @@ class Http1Protocol(RequestReader):
 
     def _go_on(self) -> None:
         """The first of the queue is another one now."""
-        first = self.queue[0]
+        first, transport = self.queue[0], self.transport
+        if self._ended and transport is not None and (first.on_abort or first.outlet):
+            transport.close()  # as `eof_received` says
+            return
         if first.wants_continue and not first.whole:
             first.send_continue()
         if first.outlet is not None and self.outlet is None:
@@ -283,8 +298,15 @@ class Http1Protocol(RequestReader):
         if not exchange.keep_alive or (self.closing and not self.queue):
             self._finish([])
         elif self.queue:
-            self.answered(self.queue[0]) if self.queue[0].ready is not None else self._go_on()
+            first = self.queue[0]
+            if first.ready is None:
+                self._go_on()
+                return
+            self._release(first.held)
+            first.held = 0
+            self.answered(first)
         else:
+            self.stay()
             self._resume()
 
     def _finish(self, last: list[bytes], *, lingers: bool = False) -> None:

@@ -151,8 +151,9 @@ class Http1Exchange(Exchange):
 
     def lost(self) -> None:
         """The connection is gone."""
-        if self.outlet is not None:
-            self.outlet.lost()
+        if self._status:  # of an answer that goes on
+            if self.outlet is not None:
+                self.outlet.lost()
             return
         if self.ready is not None:
             return
@@ -204,12 +205,14 @@ class Http1Exchange(Exchange):
     def ended(self) -> None:
         """The outlet was closed by the handler."""
         self.on_body = None
+        self.outlet = None
         self._end(self._status)
         self._connection.streaming_ended(self)
 
     def went(self) -> None:
         """The outlet was closed by the client."""
         self.on_body = None
+        self.outlet = None
         self._end(self._status)
 
 
@@ -301,6 +304,7 @@ class StreamOutlet(Outlet):
         if self._chunked:
             self.write_last()
         self._closed = True
+        self._forget_handler()
         if self._begun:
             self._exchange.ended()
 
@@ -317,12 +321,17 @@ class StreamOutlet(Outlet):
         if self._closed:
             return
         self._closed = True
-        callback, self.on_closed = self.on_closed, None
+        callback = self.on_closed
+        self._forget_handler()
         try:
             if callback is not None:
                 callback()
         finally:
             self._exchange.went()
+
+    def _forget_handler(self) -> None:
+        # A handler knows its outlet: a circle otherwise.
+        self.on_room = self.on_closed = self.on_data = None
 
     def no_room(self) -> None:
         self._stuck_since_ms = self._connection.app.now_ms()

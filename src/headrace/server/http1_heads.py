@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from headrace.server.app import Target
+from headrace.wire.metrics import UNROUTED
 
 if TYPE_CHECKING:
     from headrace.server.http1_answer import Http1Exchange
@@ -69,6 +70,8 @@ def known_head(data: bytes, exchange: Http1Exchange) -> KnownHead | None:
     headers, route = exchange.headers, exchange.route
     if route is None or route.streamed or not exchange.modern or not exchange.keep_alive:
         return None
+    if route.template == UNROUTED:
+        return None  # what is wrong with it has to be found anew
     if not _UNSTEADY.isdisjoint(headers):
         return None
     if headers.get(b"connection", _KEEP_ALIVE).lower() != _KEEP_ALIVE:

@@ -9,16 +9,19 @@ It answers nothing: `http1.py` does.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import Final, NoReturn
 
 import httptools
 
-from headrace.core.errors import HeadraceError, InvalidRequest
+from headrace.core.errors import HeadraceError, Internal, InvalidRequest
 from headrace.server.app import App, Target
 from headrace.server.http1_answer import Http1Exchange
 from headrace.server.http1_heads import ATTEMPTS_MAX, KnownHead, known_head
 from headrace.server.refusals import bad_expectation, body_too_large, headers_too_large, no_memory
+
+log = logging.getLogger("headrace.http1")
 
 # Where a connection is, for the time-outs.
 IDLE, HEAD, BODY = 0, 1, 2
@@ -45,8 +48,10 @@ class RequestReader(asyncio.Protocol):
         self._phase = IDLE
         self._headers: dict[bytes, bytes] = {}
         self._url = b""
+        # Of the head that is arriving; later, what came since the last byte of the body.
         self._head_bytes = 0
         self._chunk_bytes = 0  # size of the read that is being parsed
+        self._at_start = True  # nothing of that read came before
         self._exchange: Http1Exchange | None = None  # whose body is arriving
         self._body: list[bytes] = []
         self._body_bytes = 0
@@ -75,8 +80,8 @@ class RequestReader(asyncio.Protocol):
         """Answer what cannot be read any further, and close."""
         raise NotImplementedError
 
-    def _upgrading(self, rest: bytes) -> None:
-        """A request asked for another protocol; what follows it may not be HTTP."""
+    def _upgrading(self, rest: bytes) -> bytes:
+        """A request asked for another protocol; what of the rest is HTTP nevertheless."""
         raise NotImplementedError
 
     # Reading
@@ -99,37 +104,49 @@ class RequestReader(asyncio.Protocol):
         self._hand_over()
 
     def _feed(self, data: bytes) -> None:
+        while data:
+            data = self._parse(data)
+
+    def _parse(self, data: bytes) -> bytes:
+        """Parse up to a request that asks for another protocol; what is left to parse."""
         self._chunk_bytes = len(data)
-        whole = self._phase == IDLE
+        whole = self._at_start = self._phase == IDLE
         self._completed = []
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             rest = data[upgrade.args[0] :]
-            if self._body_follows:
-                self._read_on(rest)
-            else:
-                self._upgrading(rest)
-            return
+            if not self._body_follows:
+                return self._upgrading(rest)
+            self._read_on()
+            return rest
         except httptools.HttpParserError as error:
-            refusal, self._refusal = self._refusal, None
-            if refusal is None:
-                refusal = InvalidRequest(f"not HTTP/1.1: {error}", fix="send a valid request")
-                self.app.metrics.rejected("malformed")
-            self._refuse(refusal)
-            return
-        if self._phase == HEAD:
+            self._refuse(self._refusal_of(error))
+            return b""
+        if self._phase != IDLE:
             self._head_bytes += len(data)
             if self._head_bytes > self._header_bytes_max:
                 self._refuse(headers_too_large(self._header_bytes_max))
-            return
+            return b""
         # Not kept any longer: an exchange may hold a large answer.
         completed, self._completed = self._completed, []
         if whole and len(completed) == 1 and self._attempts < ATTEMPTS_MAX:
             self._attempts += 1
             self._known = known_head(data, completed[0])
+        return b""
 
-    def _read_on(self, rest: bytes) -> None:
+    def _refusal_of(self, error: httptools.HttpParserError) -> HeadraceError:
+        """Why the parser stopped."""
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            return refusal
+        if isinstance(error, httptools.HttpParserCallbackError):
+            log.error("a request could not be taken", exc_info=error.__context__)
+            return Internal("the server met an error of its own", fix="see the server's log")
+        self.app.metrics.rejected("malformed")
+        return InvalidRequest(f"not HTTP/1.1: {error}", fix="send a valid request")
+
+    def _read_on(self) -> None:
         """Read the body of a request that wants to change the protocol.
 
         The parser takes what follows such a head for the other protocol, although clients that
@@ -151,14 +168,13 @@ class RequestReader(asyncio.Protocol):
         self._muted = True
         self._parser.feed_data(head)
         self._muted = False
-        if rest:
-            self._feed(rest)
 
     def on_message_begin(self) -> None:
         if self._muted:
             return
         self._phase = HEAD
-        self._head_bytes = 0
+        # A read is counted whole, unless something else comes before the head in it.
+        self._head_bytes = 0 if self._at_start else 1 - self._chunk_bytes
         self._headers = {}
         self._url = b""
 
@@ -182,7 +198,7 @@ class RequestReader(asyncio.Protocol):
         if self._muted:
             return
         headers, parser = self._headers, self._parser
-        if self._head_bytes + self._chunk_bytes > self._header_bytes_max:
+        if self._head_bytes > 0 or self._chunk_bytes > self._header_bytes_max:
             self._check_head()
         if self._modern is None or b"connection" in headers:
             self._modern = self._is_modern()
@@ -190,6 +206,8 @@ class RequestReader(asyncio.Protocol):
             self._stop(InvalidRequest("no Host header", fix="send one"))
         target = self.app.target_of(parser.get_method(), self._target())
         exchange = self._new_exchange(target, headers)
+        self._headers = {}  # for trailers, which nobody is told of
+        self._head_bytes = -self._chunk_bytes
         if not self._modern:
             exchange.modern = False
         self._exchange = exchange
@@ -230,8 +248,9 @@ class RequestReader(asyncio.Protocol):
             scheme, separator, rest = url.partition(b"://")
             if not separator or scheme.lower() not in (b"http", b"https"):
                 self._stop(InvalidRequest("the request target is not a path", fix="send a path"))
-            slash = rest.find(b"/")
-            url = rest[slash:] if slash >= 0 else b"/"
+            authority, question, query = rest.partition(b"?")
+            slash = authority.find(b"/")
+            url = (authority[slash:] if slash >= 0 else b"/") + question + query
         if not url.isascii():
             self._stop(InvalidRequest("the path is not ASCII", fix="percent-encode it"))
         return url
@@ -246,6 +265,7 @@ class RequestReader(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         exchange = self._exchange
         assert exchange is not None
+        self._head_bytes = -self._chunk_bytes
         if exchange.streamed:
             if exchange.on_body is not None:
                 exchange.on_body(body)
@@ -270,6 +290,7 @@ class RequestReader(asyncio.Protocol):
         assert exchange is not None
         self._exchange = None
         self._phase = IDLE
+        self._at_start = False
         body = self._body
         if body:
             exchange.body = body[0] if len(body) == 1 else b"".join(body)
@@ -280,6 +301,7 @@ class RequestReader(asyncio.Protocol):
         if not parser.should_keep_alive():
             exchange.keep_alive = False
             exchange.modern = self._is_modern()
+            self._known = None  # nothing may follow
         if b"upgrade" in exchange.headers and parser.should_upgrade():
             exchange.upgrade_to = exchange.headers.get(b"upgrade", b"").lower()
         if exchange.streamed:

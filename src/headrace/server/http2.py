@@ -100,6 +100,10 @@ class Http2Protocol(asyncio.Protocol):
         self.transport = None
         self._inbox = b""
         self._lose_streams()
+        # All of these know each other, and circles are collected very rarely here.
+        self.sender.let_go()
+        self._state.let_go()
+        del self._timeouts
 
     def eof_received(self) -> bool:
         # A client that cannot send window updates any more is gone.
@@ -311,12 +315,12 @@ class Http2Protocol(asyncio.Protocol):
                 whole = len(arrived) == 1
                 exchange.body = arrived[0][0] if whole else b"".join([a for a, _ in arrived])
                 arrived.clear()
-                self._give_budget(exchange)
             self._handle(exchange)
 
     def _handle(self, exchange: Http2Exchange) -> None:
         """Hand over a request, unless the client does not take the answers that it has."""
         if self._may_answer():
+            self._give_budget(exchange)
             self.app.handle(exchange)
         else:
             self._held.append(exchange)
@@ -367,6 +371,7 @@ class Http2Protocol(asyncio.Protocol):
         while self._held and self._may_answer():
             exchange = self._held.popleft()
             if not exchange.gone:
+                self._give_budget(exchange)
                 self.app.handle(exchange)
             if self.app.clock.monotonic_ns() > until_ns:
                 return True
@@ -476,12 +481,13 @@ class Http2Protocol(asyncio.Protocol):
             transport.resume_reading()
 
     def drain(self) -> None:
-        """Take no new streams, and close after the last."""
+        """Take no new streams, and close after the last.
+
+        The GOAWAY comes after the last answer: clients made with `h2` read nothing that follows it.
+        """
         if self._leaving or self._closing:
             return
         self._leaving = True
-        if self.streams:
-            self._state.send_goaway(self._state.highest_inbound_stream_id)
         self.ask_flush()
 
     @property

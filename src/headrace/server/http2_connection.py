@@ -2,9 +2,9 @@
 
 Only this file reaches into `h2`.  Frames, states and windows stay with the library.  Replaced:
 request heads (a malformed one ends its stream, where `h2` ends the connection, and is read once),
-response heads, and data both ways (as bytes, without an object for each frame), the count of open
-streams (`h2` walks all of them for every request), and GOAWAY, after which `h2` would send nothing
-more.  It does no input or output and calls no handler.
+response heads, and data both ways (as bytes, without an object for each frame), and the count of
+open streams (`h2` walks all of them for every request).  It does no input or output and calls no
+handler.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 from h2.config import H2Configuration
 from h2.connection import AllowedStreamIDs, ConnectionInputs, ConnectionState, H2Connection
-from h2.errors import ErrorCodes
 from h2.events import Event
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
@@ -29,7 +28,6 @@ from headrace.server.http2_limits import (
     END_HEADERS,
     END_STREAM,
     FRAME_BYTES_MAX,
-    GOAWAY,
     HEADERS,
     OVERSIZE_FACTOR,
     PADDED,
@@ -48,7 +46,6 @@ _CONNECTION_WINDOW_BYTES_DEFAULT = 65_535
 _HEADERS_FORM: Final = END_HEADERS | PADDED | PRIORITY_FLAG
 _stream_id: Final = Struct(">L").unpack_from
 _frame_head: Final = Struct(">HBBBL").pack
-_goaway_body: Final = Struct(">LL").pack
 
 
 class HeadReceived(Event):
@@ -198,14 +195,15 @@ class Connection(H2Connection):
         assert not data or self.outbound_flow_control_window >= 0
         self._put(DATA, END_STREAM if end else 0, stream_id, data)
 
-    def send_goaway(self, last_stream_id: int) -> None:
-        """Say that no more streams are taken; those that there are go on."""
-        self._put(GOAWAY, 0, 0, _goaway_body(last_stream_id, ErrorCodes.NO_ERROR))
-
     def close(self, code: int, reason: str) -> None:
         """Say that the connection ends, and why; `h2` has done so after an error that it found."""
         if self.state_machine.state is not ConnectionState.CLOSED:
             self.close_connection(code, reason.encode("utf-8", "replace"))
+
+    def let_go(self) -> None:
+        """Nothing is received or sent any more."""
+        self.streams.clear()
+        self._frame_dispatch_table.clear()
 
     @property
     def unsent_bytes(self) -> int:

@@ -86,7 +86,7 @@ class HeadReader(Decoder):
                 known = error.with_traceback(None)
             if changed or len(self._known) >= CACHED_HEADS_MAX:
                 self._known.clear()
-            if not changed and len(block) <= CACHED_HEAD_BYTES_MAX:
+            if not changed and max(len(block), size) <= CACHED_HEAD_BYTES_MAX:
                 self._known[block] = known
         if isinstance(known, Malformed):
             raise Malformed(*known.args)

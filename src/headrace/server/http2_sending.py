@@ -167,3 +167,8 @@ class Sender:
     def close(self) -> None:
         self._ready.clear()
         self.waiting.clear()
+
+    def let_go(self) -> None:
+        """The connection is gone, and every stream with it."""
+        self.close()
+        del self._connection

@@ -194,6 +194,7 @@ class Http2Exchange(Exchange):
     def lost(self) -> None:
         """The client gave the stream up, or the connection is gone."""
         self.gone = True
+        self.body = b""
         self.pending.clear()
         self.arrived.clear()
         if self.outlet is not None:
@@ -222,6 +223,7 @@ class Http2Exchange(Exchange):
     def _open(self, headers: Headers) -> Outlet:
         assert not self.answered
         self.answered = True
+        self.body = b""  # it would stay as long as the stream
         self._status = 200
         connection = self._connection
         if connection.app.gate.adds_headers:
@@ -295,7 +297,7 @@ class Http2Outlet(Outlet):
         self._closed = True
         self._connection.sender.waiting.pop(self, None)
         self._connection.sender.finish(self._exchange)
-        self._exchange.ended()
+        self._forget_handler().ended()
 
     def lost(self) -> None:
         """The client went away."""
@@ -303,14 +305,22 @@ class Http2Outlet(Outlet):
             return
         self._closed = True
         self._connection.sender.waiting.pop(self, None)
-        callback, self.on_closed = self.on_closed, None
+        callback = self.on_closed
+        exchange = self._forget_handler()
         try:
             if callback is not None:
                 callback()
         except Exception:
-            log.exception("%s failed when its client went", self._exchange.path)
+            log.exception("%s failed when its client went", exchange.path)
         finally:
-            self._exchange.ended()
+            exchange.ended()
+
+    def _forget_handler(self) -> Http2Exchange:
+        """The exchange; that and the handler know the outlet, so it must not know them any more."""
+        exchange = self._exchange
+        self.on_room = self.on_closed = self.on_data = None
+        del self._exchange
+        return exchange
 
     def has_room(self) -> None:
         """Tell the handler, if it is so."""

@@ -6,7 +6,11 @@ kept to `STEP_MS`, never early.
 
 from __future__ import annotations
 
+import logging
+
 from headrace.core.runtime import Runtime, Thunk
+
+log = logging.getLogger("headrace.wire")
 
 STEP_MS = 5
 
@@ -29,15 +33,18 @@ class Deadlines:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._steps: dict[int, list[Deadline]] = {}
+        self._next = 0  # the first step that has not been looked at
         self._running = False
 
     def add(self, delay_ms: int, thunk: Thunk) -> Deadline:
         """Call `thunk` in `delay_ms` or a little later."""
         deadline = Deadline(thunk)
-        step = (self._now_ms() + delay_ms) // STEP_MS + 1
+        now_ms = self._now_ms()
+        step = (now_ms + delay_ms) // STEP_MS + 1
         self._steps.setdefault(step, []).append(deadline)
         if not self._running:
             self._running = True
+            self._next = now_ms // STEP_MS
             self._runtime.later(STEP_MS, self._run)
         return deadline
 
@@ -46,11 +53,15 @@ class Deadlines:
 
     def _run(self) -> None:
         now = self._now_ms() // STEP_MS
-        for step in sorted(step for step in self._steps if step <= now):
-            for deadline in self._steps.pop(step):
+        for step in range(self._next, now + 1):
+            for deadline in self._steps.pop(step, ()):
                 thunk, deadline.thunk = deadline.thunk, None
-                if thunk is not None:
-                    thunk()
+                try:
+                    if thunk is not None:
+                        thunk()
+                except Exception:  # the others have to hear, too
+                    log.exception("a request failed at its deadline")
+        self._next = now + 1
         self._running = bool(self._steps)
         if self._running:
             self._runtime.later(STEP_MS, self._run)

@@ -39,6 +39,10 @@ from headrace.wire.routes import ADMIN
 _DECODER: Final = msgspec.json.Decoder(AppendBody)
 _META_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NULL: Final = msgspec.Raw(b"null")  # equal to a `Raw` only
+# Milliseconds for every microsecond up to here: to format a float takes several times as long as
+# to look it up, and an answer has two of them, or three.
+_MS_COUNT: Final = 10_000
+_MS: Final = tuple(f"{us / 1000:.3f}" for us in range(_MS_COUNT))
 _PRODUCER_HEADERS: Final = (b"producer-id", b"producer-epoch", b"producer-seq")
 _CONDITION_HEADERS: Final = frozenset((b"idempotency-key", *_PRODUCER_HEADERS))
 
@@ -218,10 +222,9 @@ class AppendApi:
         topic = self._topics.get(done.topic)
         durability = None if topic is None else topic.config.durability
         ns = self._now_ns() - exchange.started_ns
-        total, wal = f"{ns / 1e6:.3f}", f"{done.write_ns / 1e6:.3f}"
-        fsync = "0.0"
+        total, wal, fsync = _ms(ns), _ms(done.write_ns), "0.0"
         if durability == FSYNC and done.sync_ns:
-            fsync = f"{done.sync_ns / 1e6:.3f}"
+            fsync = _ms(done.sync_ns)
         first, last = done.first_seq, done.last_seq
         seqs = ""
         if with_seqs:
@@ -241,6 +244,16 @@ class AppendApi:
         exchange.answer(status, body, JSON, ((b"server-timing", timing.encode()),))
         if durability is not None and not done.deduped:
             self._metrics.appended(durability, "native", done.count, len(exchange.body), ns)
+
+
+def _ms(ns: int) -> str:
+    """Nanoseconds as milliseconds.
+
+    >>> _ms(1_234_567), _ms(12_345_678)
+    ('1.234', '12.346')
+    """
+    us = ns // 1000
+    return _MS[us] if us < _MS_COUNT else f"{ns / 1e6:.3f}"
 
 
 def is_plain(body: AppendBody) -> bool:

@@ -18,9 +18,9 @@ from headrace.engine.collect import ReadRequest
 from headrace.engine.engine import Engine
 from headrace.engine.reading import Page, Tombstone
 from headrace.wire.deadlines import Deadline, Deadlines
-from headrace.wire.exchange import ARROW_STREAM, Exchange
+from headrace.wire.exchange import ARROW_STREAM, JSON, Exchange
 from headrace.wire.metrics import Metrics
-from headrace.wire.native import Timing, Vocabulary, answer_object, check_u64, decode, encode
+from headrace.wire.native import Timing, Vocabulary, check_u64, decode, encode
 from headrace.wire.native_types import DiffBody
 from headrace.wire.pressure import ResponseMemory
 from headrace.wire.record_json import encode_rows
@@ -96,11 +96,11 @@ class DiffApi:
                 metas=body.include_meta is not False,
             )
             timing = Timing(exchange, clock)
-            fields = self._fields(page, records)
             more = f',"records_scanned":{page.scanned}'
             if page.cold:
                 more += f',"cold_segments_read":{page.cold}'
-            answer_object(exchange, 200, fields, timing, more)
+            body_bytes = self._object(page, records, timing.close(more))
+            exchange.answer(200, body_bytes, JSON, (timing.header,))
         ns = clock.monotonic_ns() - exchange.started_ns
         self.metrics.read("native", page.count, ns, "cold" if page.cold else "hot")
 
@@ -117,16 +117,17 @@ class DiffApi:
         encode_it = partial(encode_page, page, tags=tags, metas=metas)
         when_done(runtime, exchange, size_of(page), encode_it, answer)
 
-    def _fields(self, page: Page, records: bytes) -> bytes:
+    def _object(self, page: Page, records: bytes, performance: bytes) -> bytes:
+        """The answer, put together once: each copy of a page costs as much as reading it."""
         name = encode(page.topic).decode()
         caught_up = "true" if page.caught_up else "false"
         before = f'{{"{self.vocabulary.noun}":{name},"epoch":{page.epoch},"records":'
         after = (
             f',"next_from_seq":{page.next_from_seq},"head_seq":{page.head_seq},'
             f'"earliest_seq":{page.earliest_seq},"caught_up":{caught_up},'
-            f'"tombstone":{_tombstone(page.tombstone)},"lag":{page.lag}}}'
+            f'"tombstone":{_tombstone(page.tombstone)},"lag":{page.lag},"performance":'
         )
-        return b"".join((before.encode(), records, after.encode()))
+        return b"".join((before.encode(), records, after.encode(), performance, b"}"))
 
 
 def _tombstone(lost: Tombstone | None) -> str:
@@ -198,6 +199,7 @@ class _Poll:
             self._deadline = self._api.deadlines.add(wait_ms, self.end_wait)
             self._api.waiting.add(self)
             self._exchange.on_abort = self._give_up
+            self._exchange.body = b""  # it may be large, and has been read
         # The cursor moves past what was left out, so that it is not looked at again.
         self._request = self._request._replace(
             from_seq=page.next_from_seq, from_ts=None, last=None, epoch=page.epoch
@@ -224,6 +226,7 @@ class _Poll:
 
     def _give_up(self) -> None:
         """Leave nothing behind."""
+        self._exchange.on_abort = None
         self._api.waiting.discard(self)
         if self._deadline is not None:
             self._deadline.cancel()

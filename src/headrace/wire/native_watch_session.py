@@ -1,8 +1,8 @@
 """Watch sessions: what a watch follows, where it is, and how long it is kept.
 
 Only this file moves a session's cursors.  They are the server's: every stream of a session reads on
-from them, a reconnecting client may take them back with the last id it saw, never forward.  A
-session without a stream is kept for `watch_session_ttl_ms`; then its wid is unknown.  Sessions are
+from them, a reconnecting client may take them back with the last id it saw, never forward; a topic
+that had gone by then is told of again.  A session without a stream is kept for `watch_session_ttl_ms`; then its wid is unknown.  Sessions are
 in memory only.
 """
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # Topics that one session follows, those of its patterns included.
 FOLLOWED_TOPICS_MAX: Final = 1_024
+# Topics of one session that are gone, and that a client may have to be told of again.
+ENDED_TOPICS_MAX: Final = 256
 _WID_BYTES: Final = 16
 
 
@@ -51,6 +53,7 @@ class Session:
     """One watch."""
 
     __slots__ = (
+        "_ended",
         "_epochs",
         "_opaque",
         "heartbeat_ms",
@@ -74,6 +77,7 @@ class Session:
             self.places[place.name] = place
         self.streams: list[WatchStream] = []
         self.idle_since_ms = 0
+        self._ended: dict[str, Place] = {}  # where it was in topics that are gone, oldest first
         self._epochs: bytes | None = None  # the part of an id that seldom changes
         self._opaque = False
 
@@ -115,13 +119,17 @@ class Session:
         return place
 
     def remove(self, place: Place) -> None:
-        """A topic is gone."""
+        """A topic is gone, and the client is being told."""
         if self.places.get(place.name) is place:
             del self.places[place.name]
             self._epochs = None
+            self._ended[place.name] = place
+            if len(self._ended) > ENDED_TOPICS_MAX:
+                del self._ended[next(iter(self._ended))]
 
     def rewind(self, given: Positions) -> None:
         """Go back to where a client says it was, in each topic that it is behind in."""
+        self._restore(given)
         for place in self.places.values():
             said = given.of(place.name, place.epoch)
             if said is None:
@@ -132,6 +140,16 @@ class Session:
                 self.move(place, epoch, cursor)
             elif epoch == place.epoch:
                 self.move(place, epoch, min(place.cursor, cursor))
+
+    def _restore(self, given: Positions) -> None:
+        """Follow topics again whose end the client cannot have seen: its id still has them."""
+        ended, self._ended = self._ended, {}
+        for name, place in ended.items():
+            room = len(self.places) < FOLLOWED_TOPICS_MAX
+            if room and name not in self.places and given.of(name, place.epoch) is not None:
+                self.places[name] = place
+                self._epochs = None
+        self.places = dict(sorted(self.places.items()))
 
 
 class Sessions:

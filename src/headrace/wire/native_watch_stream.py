@@ -75,7 +75,10 @@ class WatchStream(LiveStream):
                 self.fail(_too_many())
                 return
             place = session.add(topic)
-        if all(followed.place is not place for followed in self._followed.values()):
+        # What is gone and not yet told is in the backlog only; telling it finds the new topic.
+        if all(
+            followed.place is not place for followed in (*self._followed.values(), *self._backlog)
+        ):
             self.follow(place, session.view, topic)
 
     # Events

@@ -20,6 +20,7 @@ ADMIN: Final = "admin"
 
 # Paths whose route is remembered; all are forgotten when there are more.
 CACHED_MATCHES_MAX = 4_096
+CACHED_PATH_BYTES_MAX = 512
 
 
 class Route(NamedTuple):
@@ -78,9 +79,10 @@ class RouteTable:
         found = self._matches.get((method, path))
         if found is None:
             found = self._find(method, path)
-            if len(self._matches) >= CACHED_MATCHES_MAX:
-                self._matches.clear()
-            self._matches[method, path] = found
+            if len(path) <= CACHED_PATH_BYTES_MAX:
+                if len(self._matches) >= CACHED_MATCHES_MAX:
+                    self._matches.clear()
+                self._matches[method, path] = found
         return found
 
     def _find(self, method: str, path: str) -> Match:

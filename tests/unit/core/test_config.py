@@ -107,6 +107,16 @@ def test_the_host_may_carry_the_port(text: str, host: str, port: int) -> None:
     assert (found.origins["port"] == "default") == (port == 4000)
 
 
+def test_a_small_body_alone_is_a_setting_that_works() -> None:
+    """An existing deployment sets this one only; a record is part of a body."""
+    settings, origins = load({}, {"HEADRACE_MAX_BODY_BYTES": "1024"})
+    assert settings.body_bytes_max == settings.record_bytes_max == settings.meta_bytes_max == 1024
+    assert origins["record_bytes_max"] == "default, not above body_bytes_max"
+    assert load({}, {"HEADRACE_MAX_BODY_BYTES": "2MiB"}).settings.record_bytes_max == MIB
+    with pytest.raises(ConfigError, match="record_bytes_max"):
+        load({"record_bytes_max": "2048"}, {"HEADRACE_MAX_BODY_BYTES": "1024"})
+
+
 def test_settings_made_in_a_program_are_checked_too() -> None:
     with pytest.raises(ConfigError, match="port is '80'"):
         Settings(port="80")  # type: ignore[arg-type]

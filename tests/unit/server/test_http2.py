@@ -336,14 +336,14 @@ def test_a_drain_lets_streams_finish_and_takes_no_new_ones(
         connection = next(iter(served.app.connections))
         served.call(connection.drain)
         reads = connection.reads
-        late = client.start(b"GET", b"/echo")  # it has not read the GOAWAY
+        late = client.start(b"GET", b"/echo")
         served.wait(lambda: connection.reads > reads)
         served.call(lambda: handlers.held[0].answer(200, b"done"))
         came = read_to_end(client.sock)
-        goaway = Frame(GOAWAY, 0, 0, held.to_bytes(4, "big") + bytes(4))
+        goaway = Frame(GOAWAY, 0, 0, late.to_bytes(4, "big") + bytes(4))
         refused = Frame(RST_STREAM, 0, late, ErrorCodes.REFUSED_STREAM.to_bytes(4, "big"))
         answer = Frame(DATA, END_STREAM, held, b"done")
-        assert came.index(goaway) < came.index(refused) < came.index(answer)
+        assert came.index(refused) < came.index(answer) < came.index(goaway)
         served.wait(lambda: not served.app.connections)
 
 

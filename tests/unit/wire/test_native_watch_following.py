@@ -54,6 +54,27 @@ def test_a_pattern_notices_a_topic_that_is_made_anew_at_once(live: Live) -> None
     assert seqs(events) == [1, 2, 3]
 
 
+def test_a_pattern_notices_a_topic_that_is_made_anew_before_its_end_was_told(live: Live) -> None:
+    """It went while nobody was connected, and is back while its end waits for room."""
+    live.append("orders:eu", 1)
+    session = live.session("orders:*")
+    watcher = live.open(session)
+    watcher.events()
+    watcher.outlet.hang_up()
+    live.engine.delete_topic("orders:eu").result()
+    watcher = live.open(session)
+    watcher.outlet.fill()
+    live.append("orders:eu", 7, 8, 9)
+    live.run()
+    watcher.outlet.drain()
+    events = watcher.events()
+    assert events[0].event == "topic-deleted"
+    assert seqs(events) == [1, 2, 3]
+    assert not watcher.outlet.closed
+    live.append("orders:eu", 10)
+    assert seqs(watcher.events()) == [4]
+
+
 def test_a_name_beats_a_pattern(live: Live) -> None:
     live.append("orders:eu", 1, 2)
     live.append("orders:us", 1, 2)
