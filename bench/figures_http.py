@@ -80,6 +80,18 @@ HTTP_FIGURES: tuple[Figure, ...] = (
         "diff of 10,000 x 150 B as utf8", at_least(1_200_000),
     ),
     *_case(
+        "http_budget",
+        ("http_budget_read", "µs", "a lone append: read, route, decode", None),
+        ("http_budget_stage", "µs", "checks, seq, block", None),
+        ("http_budget_write", "µs", "the log write", None),
+        ("http_budget_sync", "µs", "fdatasync (class fsync only)", None),
+        ("http_budget_answer", "µs", "the turn, publishing, the answer's bytes", None),
+        ("http_budget_watch", "µs", "a watcher: wake, read, frame", None),
+        ("http_budget_socket", "µs", "a small write to a socket on loopback", None),
+        ("http_budget_disk", "µs", "from the bytes of a request to its answer, disk", None),
+        ("http_budget_fsync", "µs", "the same, class fsync", None),
+    ),
+    *_case(
         "http_latency",
         ("http_latency_saturation", "requests/s", f"{_SINGLE}, class fsync, closed loop", None),
         ("http_latency_rate", "requests/s", "half of that, open loop: what was reached", None),

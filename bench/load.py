@@ -165,12 +165,16 @@ def take_turns(
     seconds: float,
     warm_up: float,
 ) -> None:
-    """A partner: one round of the closed loop for each line of standard input."""
-    generator = Generator([wire_of(plan, port) for _ in range(connections)], pids)
-    generator.closed(warm_up)
+    """A partner: one round of the closed loop for each line of standard input.
+
+    Each round has connections of its own, since a server may close those that rest.
+    """
     while sys.stdin.readline():
-        print(json.dumps(generator.closed(seconds).report()), flush=True)
-    generator.close()
+        generator = Generator([wire_of(plan, port) for _ in range(connections)], pids)
+        generator.closed(warm_up)
+        report = generator.closed(seconds).report()
+        generator.close()
+        print(json.dumps(report), flush=True)
 
 
 def drive(

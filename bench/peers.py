@@ -1,8 +1,9 @@
 """`./run bench --peers`: other servers and ours, in turns in the same run, one table.
 
 Every row is the same load, sent by the same generator: 64 connections that each wait for an answer
-before they send again.  All servers are up at once, and each has one round after the other.  What each server promises before it answers differs, and stands in its row;
-ratios are to the row of ours that promises the same.
+before they send again.  All servers are up at once, and each has one round after the other.  What
+each promises before it answers differs, and stands in its row; ratios are to the row of ours that
+promises the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bench.served import Round, Served, column, serving
 CONNECTIONS = 64
 ROUNDS = 8
 SECONDS = 1.0
-WARM_UP = 0.5
+WARM_UP = 0.2
 READ_CONNECTIONS = 8
 READ_RECORDS = 1_000
 
@@ -196,9 +197,9 @@ def best(rounds: list[Round]) -> dict[str, float]:
 
 
 EXPLAINED = (
-    f"{CONNECTIONS} connections ({READ_CONNECTIONS} for reads), no pipelining, one generator of "
-    "our own for all;\nbest of {ROUNDS} rounds in turns; the last three columns are ratios to our row of the "
-    "same promise"
+    f"{CONNECTIONS} connections ({READ_CONNECTIONS} for reads), no pipelining, one generator of our"
+    f" own for all;\nbest of {ROUNDS} rounds in turns; the last three columns are ratios to our row"
+    " of the same promise"
 )
 HEADINGS = ("server", "load", "answers when", "requests/s", "CPU µs", "p50 ms", "p99 ms",
             "rate", "CPU", "p99")  # fmt: skip

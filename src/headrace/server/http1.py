@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from itertools import islice
 from typing import cast
 
 import httptools
@@ -23,6 +24,7 @@ from headrace.server.http1_answer import Http1Exchange, StreamOutlet
 from headrace.server.http1_reader import BODY, HEAD, IDLE, RequestReader
 from headrace.server.http2 import PREFACE, Http2Protocol
 from headrace.server.refusals import body_late
+from headrace.wire.routes import is_read
 
 log = logging.getLogger("headrace.http1")
 
@@ -112,6 +114,9 @@ class Http1Protocol(RequestReader):
     def _let_go(self) -> None:
         # The parser knows its connection: a circle, and circles are collected very rarely here.
         del self._parser
+        self._completed = []
+        self._exchange = None
+        self._body = []
         self._suspended = False
         self._known = None
 
@@ -221,11 +226,25 @@ class Http1Protocol(RequestReader):
             exchange = self.queue[self._handled]
             if self._handled >= self._pipeline_max or not (exchange.whole or exchange.streamed):
                 return
-            if self._held > held_max:
+            if self._held > held_max or (self._handled and not self._may_overtake(exchange)):
                 return
             self._handled += 1
             if not exchange.answered:  # as one is that was refused while it arrived
                 self.app.handle(exchange)
+
+    def _may_overtake(self, exchange: Http1Exchange) -> bool:
+        """Whether a request may run beside those before it that have no answer yet.
+
+        Reads may, and appends beside appends, whose order the engine keeps; a read behind a write
+        has to see it.
+        """
+        reads = is_read(exchange.route)
+        return not any(
+            before.ready is None
+            and before.route is not exchange.route
+            and not (reads and is_read(before.route))
+            for before in islice(self.queue, self._handled)
+        )
 
     def _hold(self, exchange: Http1Exchange) -> None:
         """Count an answer that others have to go before."""

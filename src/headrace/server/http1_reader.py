@@ -116,6 +116,7 @@ class RequestReader(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             rest = data[upgrade.args[0] :]
+            self._completed = []
             if not self._body_follows:
                 return self._upgrading(rest)
             self._read_on()

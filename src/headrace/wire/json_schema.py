@@ -90,6 +90,8 @@ class Components:
             if direction == "answer" and schema.get("type") == "integer":
                 schema.setdefault("minimum", 0)
             schema.update(more)
+            if direction == "request" and field.default is not NODEFAULT:
+                schema = _or_null(schema)
             plain = isinstance(field.default, bool | int | float | str)
             if direction == "request" and field.default is not NODEFAULT and plain:
                 schema.setdefault("default", field.default)
@@ -117,6 +119,27 @@ class Components:
         if all(len(part) == 1 and isinstance(part.get("type"), str) for part in parts):
             return {"type": kinds}
         return {"anyOf": parts}
+
+
+def _or_null(schema: Schema) -> Schema:
+    """A field that may be left out may be null as well.
+
+    >>> _or_null({"type": "integer", "minimum": 0})
+    {'type': ['integer', 'null'], 'minimum': 0}
+    """
+    kind, allowed = schema.get("type"), schema.get("enum")
+    if isinstance(allowed, list):
+        schema = {**schema, "enum": [*allowed, *([] if None in allowed else [None])]}
+    if isinstance(kind, str):
+        return {**schema, "type": [kind, "null"]}
+    if isinstance(kind, list):
+        return {**schema, "type": [*kind, *([] if "null" in kind else ["null"])]}
+    if "anyOf" in schema and isinstance(schema["anyOf"], list):
+        null = {"type": "null"}
+        return {**schema, "anyOf": [*(p for p in schema["anyOf"] if p != null), null]}
+    if "$ref" in schema:
+        return {"anyOf": [schema, {"type": "null"}]}
+    return schema
 
 
 def _plain(info: types.Type) -> Schema:

@@ -201,9 +201,11 @@ class _Poll:
             self._exchange.on_abort = self._give_up
             self._exchange.body = b""  # it may be large, and has been read
         # The cursor moves past what was left out, so that it is not looked at again.
-        self._request = self._request._replace(
-            from_seq=page.next_from_seq, from_ts=None, last=None, epoch=page.epoch
-        )
+        # A time that is yet to come stays what is waited for.
+        if self._request.from_ts is None:
+            self._request = self._request._replace(
+                from_seq=page.next_from_seq, last=None, epoch=page.epoch
+            )
         self._waiting = self._api.engine.wait(page.topic, page.next_from_seq)
         self._waiting.when_done(self._woken)
 

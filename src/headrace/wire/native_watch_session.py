@@ -1,9 +1,9 @@
 """Watch sessions: what a watch follows, where it is, and how long it is kept.
 
 Only this file moves a session's cursors.  They are the server's: every stream of a session reads on
-from them, a reconnecting client may take them back with the last id it saw, never forward; a topic
-that had gone by then is told of again.  A session without a stream is kept for `watch_session_ttl_ms`; then its wid is unknown.  Sessions are
-in memory only.
+from them, a reconnecting client may take them back with the last id it saw, never forward; if that
+id still has a topic that is gone by now, the client is told of it again.  A session without a
+stream is kept for `watch_session_ttl_ms`; then its wid is unknown.  Sessions are in memory only.
 """
 
 from __future__ import annotations

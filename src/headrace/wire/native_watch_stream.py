@@ -126,9 +126,9 @@ class WatchStream(LiveStream):
         vocabulary = session.view.vocabulary
         told = deleted_message(place.name, head_seq, vocabulary)
         event = sse.event(vocabulary.word("topic-deleted").encode(), b"{" + told)
-        id = session.id
         session.remove(place)
-        self.write(sse.with_id(id, event))
+        # Its id is without the topic: so a client that comes back with it has heard of the end.
+        self.write(sse.with_id(session.id, event))
         if session.prefixes and place.name.startswith(session.prefixes):
             # A topic that has taken the name already was not noticed while the old one was here.
             topic = self._common.hub.find(place.name)

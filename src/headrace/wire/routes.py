@@ -18,6 +18,8 @@ WRITE: Final = "write"
 DELETE: Final = "delete"
 ADMIN: Final = "admin"
 
+_READ_ONLY: Final = frozenset({READ})
+
 # Paths whose route is remembered; all are forgotten when there are more.
 CACHED_MATCHES_MAX = 4_096
 CACHED_PATH_BYTES_MAX = 512
@@ -43,6 +45,11 @@ class Route(NamedTuple):
     streamed: bool = False  # the handler is called before the body has arrived
     unready: bool = False  # is answered during recovery and while draining
     hidden: bool = False  # not in the documentation
+
+
+def is_read(route: Route | None) -> bool:
+    """Whether the route changes nothing; what has no route does not either."""
+    return route is None or route.scopes <= _READ_ONLY
 
 
 class Match(NamedTuple):

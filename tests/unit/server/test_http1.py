@@ -494,3 +494,25 @@ def test_requests_that_wait_too_long_for_recovery_are_refused(handlers: Handlers
             assert response.status == 503
             assert response.json["error"]["code"] == "not_ready"
             assert response.headers[b"retry-after"] == b"1"
+
+
+def test_a_read_behind_a_write_waits_for_it(handlers: Handlers) -> None:
+    writes: list[Exchange] = []
+    done: list[str] = []
+
+    def read(exchange: Exchange) -> None:
+        done.append("read")
+        exchange.answer(200, b"read")
+
+    routes = [
+        Route("POST", "/write", writes.append, TOPICS, frozenset({"write"})),
+        Route("GET", "/read", read, TOPICS, frozenset({"read"})),
+    ]
+    with Served(SETTINGS, routes) as served, served.connect() as sock:
+        write = b"POST /write HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+        sock.sendall(write * 2 + b"GET /read HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        served.wait(lambda: len(writes) == 2)
+        served.call(lambda: writes[1].answer(200, b"2"))
+        assert not served.call(lambda: list(done))
+        served.call(lambda: writes[0].answer(200, b"1"))
+        assert [read_response(sock).body for _ in range(3)] == [b"1", b"2", b"read"]

@@ -75,6 +75,59 @@ def test_a_pattern_notices_a_topic_that_is_made_anew_before_its_end_was_told(liv
     assert seqs(watcher.events()) == [4]
 
 
+@pytest.mark.parametrize("topics", ["orders:eu other", "orders:* other"])
+def test_an_end_that_did_not_arrive_is_told_again(live: Live, topics: str) -> None:
+    live.append("orders:eu", 1)
+    live.append("other", 1)
+    session = live.session(topics)
+    watcher = live.open(session)
+    last = watcher.events()[-1].id
+    live.engine.delete_topic("orders:eu").result()
+    [told] = watcher.events()  # to a client that is gone
+    watcher.outlet.hang_up()
+    again = live.open(session, last_event_id=last)
+    first, *rest = again.events()
+    assert (first.event, first.data["topic"]) == ("topic-deleted", "orders:eu")
+    assert [event.data["topic"] for event in rest] == ["other"]
+    assert "orders:eu" not in first.cursors
+    again.outlet.hang_up()
+    assert live.open(session, last_event_id=told.id).names() == ["caught-up"], "it has heard"
+    assert live.open(session, last_event_id=last).names() == ["caught-up"], (
+        "it has heard since then"
+    )
+
+
+def test_a_topic_made_anew_after_an_end_that_did_not_arrive(live: Live) -> None:
+    """Nothing else would ever say that there are records to read."""
+    live.append("jobs", 1, 2)
+    live.append("other", 1)
+    session = live.session("jobs other")
+    watcher = live.open(session)
+    last = watcher.events()[-1].id
+    live.engine.delete_topic("jobs").result()
+    assert watcher.names() == ["topic-deleted"]
+    watcher.outlet.hang_up()
+    live.append("jobs", 7, 8, 9)
+    events = live.open(session, last_event_id=last).events()
+    assert [event.event for event in events[:2]] == ["tombstone", "record"]
+    assert seqs(events) == [1, 2, 3]
+
+
+def test_ended_topics_are_bounded(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_watch_session, "ENDED_TOPICS_MAX", 2)
+    for name in "abc":
+        live.append(f"t:{name}", 1)
+    session = live.session("t:*")
+    watcher = live.open(session)
+    last = watcher.events()[-1].id
+    for name in "abc":
+        live.engine.delete_topic(f"t:{name}").result()
+    watcher.events()
+    watcher.outlet.hang_up()
+    events = live.open(session, last_event_id=last).events()
+    assert [event.data["topic"] for event in events] == ["t:b", "t:c"]
+
+
 def test_a_name_beats_a_pattern(live: Live) -> None:
     live.append("orders:eu", 1, 2)
     live.append("orders:us", 1, 2)
