@@ -115,7 +115,6 @@ async def stages(directory: str, durability: str, requests: int) -> dict[str, fl
         }
         for name, ns in found.items():
             samples.setdefault(name, []).append(ns / 1e3)
-    server.stop()
     engine.abandon()
     return {name: percentile(values, 0.5) for name, values in samples.items()}
 

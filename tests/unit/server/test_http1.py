@@ -10,85 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.core.settings import Settings
-from headrace.wire.exchange import EVENT_STREAM, Exchange
+from headrace.wire.exchange import Exchange
 from headrace.wire.native import TOPICS
 from headrace.wire.routes import Route
+from tests.unit.server.http1_handlers import SETTINGS, Handlers
 from tests.unit.server.serving import Served, read_response, read_until
-
-SETTINGS = Settings(
-    body_bytes_max=1 << 20,
-    record_bytes_max=1 << 20,
-    header_bytes_max=4096,
-    pipeline_requests_max=8,
-    header_timeout_ms=1000,
-    body_timeout_ms=1000,
-    idle_timeout_ms=2000,
-    stream_pending_bytes=64 * 1024,
-)
-
-
-class Handlers:
-    """Routes that show what the transport does."""
-
-    def __init__(self) -> None:
-        self.held: list[Exchange] = []
-        self.outlets: list[object] = []
-        self.aborted = 0
-        self.closed = 0
-
-    def routes(self) -> list[Route]:
-        def route(method: str, path: str, handler: object, **more: object) -> Route:
-            return Route(method, path, handler, TOPICS, **more)  # type: ignore[arg-type]
-
-        return [
-            route("POST", "/echo", lambda e: e.answer(200, e.body, b"text/plain")),
-            route("GET", "/echo", lambda e: e.answer(200, e.query.encode(), b"text/plain")),
-            route("GET", "/hold", self.hold, long_lived=True),
-            route("GET", "/boom", self.boom),
-            route("GET", "/stream", self.stream, long_lived=True),
-            route("POST", "/duplex", self.duplex, streamed=True),
-            route("GET", "/tunnel", self.tunnel, long_lived=True),
-            route("GET", "/big", lambda e: e.answer(200, b"x" * (8 << 20), b"text/plain")),
-        ]
-
-    def hold(self, exchange: Exchange) -> None:
-        exchange.on_abort = self.abort
-        self.held.append(exchange)
-
-    def abort(self) -> None:
-        self.aborted += 1
-
-    def close(self) -> None:
-        self.closed += 1
-
-    def boom(self, _exchange: Exchange) -> None:
-        raise ZeroDivisionError
-
-    def stream(self, exchange: Exchange) -> None:
-        outlet = exchange.stream(EVENT_STREAM)
-        outlet.on_closed = self.close
-        outlet.write(b"first\n")
-        self.outlets.append(outlet)
-
-    def duplex(self, exchange: Exchange) -> None:
-        outlet = exchange.stream(b"text/plain")
-
-        def body(piece: bytes) -> None:
-            if piece:
-                outlet.write(piece.upper())
-            else:
-                outlet.close()
-
-        exchange.on_body = body
-
-    def tunnel(self, exchange: Exchange) -> None:
-        if exchange.upgrade != b"echo":
-            exchange.answer(200, b"no upgrade", b"text/plain")
-            return
-        outlet = exchange.tunnel()
-        outlet.on_data = lambda data: outlet.write(data.upper())
-        outlet.on_closed = self.close
 
 
 @pytest.fixture
@@ -195,65 +121,6 @@ def test_a_chunked_body_too_large_is_refused_on_the_way(served: Served) -> None:
         except OSError:
             pass
         assert read_response(sock).status == 413
-
-
-BAD = {
-    "no host": b"GET /echo HTTP/1.1\r\n\r\n",
-    "two hosts": b"GET /echo HTTP/1.1\r\nHost: localhost\r\nHost: b\r\n\r\n",
-    "length and chunked": (
-        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n"
-        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-    ),
-    "two lengths": (
-        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n"
-        b"Content-Length: 5\r\n\r\nabcde"
-    ),
-    "bad length": b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: +4\r\n\r\nabcd",
-    "bad chunk": (
-        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n"
-    ),
-    "unknown coding": (
-        b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\nxx"
-    ),
-    "space in name": b"GET /echo HTTP/1.1\r\nHost: localhost\r\nBad Name: x\r\n\r\n",
-    "space before colon": b"GET /echo HTTP/1.1\r\nHost : localhost\r\n\r\n",
-    "null in value": b"GET /echo HTTP/1.1\r\nHost: localhost\r\nX: a\0b\r\n\r\n",
-    "cr in value": b"GET /echo HTTP/1.1\r\nHost: localhost\r\nX: a\rb\r\n\r\n",
-    "not http": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    "version": b"GET /echo HTTP/9.9\r\nHost: localhost\r\n\r\n",
-    "no path": b"GET echo HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "high bytes in path": b"GET /ech\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "expect something": b"GET /echo HTTP/1.1\r\nHost: localhost\r\nExpect: tea\r\n\r\n",
-    "connect": b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n",
-}
-
-
-@pytest.mark.parametrize("raw", BAD.values(), ids=BAD.keys())
-def test_what_is_malformed_is_refused_and_the_connection_closed(served: Served, raw: bytes) -> None:
-    with served.connect() as sock, served.connect() as other:
-        sock.sendall(raw + b"GET /echo?smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        response = read_response(sock)
-        assert response.status in (400, 405)
-        assert response.json["error"]["code"] in ("invalid_request", "method_not_allowed")
-        if response.status == 400:
-            assert response.headers[b"connection"] == b"close"
-            assert sock.recv(100) == b"", "nothing may be answered after a refusal"
-        other.sendall(b"GET /echo?fine HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert read_response(other).body == b"fine"
-
-
-@pytest.mark.parametrize("parts", [1, 10])
-def test_headers_too_large_are_refused(served: Served, parts: int) -> None:
-    with served.connect() as sock:
-        sock.sendall(b"GET /echo HTTP/1.1\r\nHost: localhost\r\n")
-        value = b"x" * (6000 // parts)
-        try:
-            for number in range(parts):
-                sock.sendall(b"X-%d: %b\r\n" % (number, value))
-            sock.sendall(b"\r\n")
-        except OSError:
-            pass
-        assert read_response(sock).status == 431
 
 
 def test_an_error_of_a_handler_is_a_500_and_the_connection_goes_on(served: Served) -> None:
