@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.settings import Settings
+from headrace.server.http1_answer import StreamOutlet
 from headrace.wire.exchange import EVENT_STREAM, Exchange
 from headrace.wire.native import TOPICS
 from headrace.wire.routes import Route
@@ -289,3 +290,56 @@ def test_the_time_that_we_do_not_read_is_not_the_clients(handlers: Handlers) -> 
         sock.sendall(body[2:])
         release(server, handlers, 0)
         assert [read_response(sock).body for _ in range(3)] == [b"held", b"a", body]
+
+
+def test_a_stream_behind_an_answer_that_nobody_takes(server: Served, handlers: Handlers) -> None:
+    """Its handler can tell that it is stuck, and close it."""
+    outlets: list[StreamOutlet] = []
+    with server.connect() as sock:
+        sock.sendall(get("/hold") + get("/stream"))
+        server.wait(lambda: len(handlers.held) == 1)
+        (connection,) = server.app.connections
+        queue = connection.queue  # type: ignore[attr-defined]
+        server.wait(lambda: len(queue) == 2 and queue[1].outlet is not None)
+        outlets.append(queue[1].outlet)
+        server.call(lambda: handlers.held[0].answer(200, bytes(64 << 20), b"text/plain"))
+        assert not outlets[0].room
+        server.wait(lambda: outlets[0].stuck_ms > 0)
+        assert read_response(sock).status == 200
+        server.wait(lambda: outlets[0].room)
+        assert outlets[0].stuck_ms == 0
+
+
+@pytest.mark.parametrize("where", ["on_abort", "on_closed"])
+def test_an_error_when_the_client_goes(
+    server: Served, handlers: Handlers, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """The requests behind it hear of it nevertheless."""
+    with server.connect() as sock:
+        sock.sendall(get("/hold") + get("/stream" if where == "on_closed" else "/hold"))
+        server.wait(lambda: len(handlers.held) > 0)
+        (connection,) = server.app.connections
+        queue = connection.queue  # type: ignore[attr-defined]
+        server.wait(lambda: len(queue) == 2 and (queue[1].outlet or len(handlers.held) == 2))
+        ended: list[int] = []
+        for exchange in queue:
+            exchange.on_answered = lambda _exchange, status: ended.append(status)
+        server.call(lambda: setattr(queue[0], "on_abort", fail))
+        if where == "on_closed":
+            server.call(lambda: setattr(queue[1].outlet, "on_closed", fail))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+    server.wait(lambda: len(ended) == 2)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def fail() -> None:
+    raise ZeroDivisionError
+
+
+def test_a_stop_while_a_connection_is_made(handlers: Handlers) -> None:
+    """It has come too late to be told, and must not keep the server up."""
+    with Served(SETTINGS, handlers.routes()) as server:
+        server.call(server.app.drain)
+        with server.connect() as sock:
+            assert sock.recv(1) == b""
+        server.wait(lambda: not server.app.connections)

@@ -141,6 +141,15 @@ def test_a_stop_answers_what_is_waiting(servers, data, protocol) -> None:
     assert server.process.wait(SECONDS_MAX) == 0
 
 
+def wait_for_drain(server) -> None:
+    """Until it takes no connections any more."""
+    while True:
+        try:
+            socket.create_connection((server.host, server.port)).close()
+        except ConnectionError:
+            return
+
+
 def test_readiness_while_draining(servers, data) -> None:
     """§10 [GAP]: 503 `shutting_down` while a request holds the drain up."""
     server = servers.start(data)
@@ -156,9 +165,10 @@ def test_readiness_while_draining(servers, data) -> None:
         kept.sendall(b"GET /v0/ready HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert kept.recv(65_536).startswith(b"HTTP/1.1 200")
         kept.sendall(b"GET /v0/ready HTTP/1.1\r\nhost: loc")
-        time.sleep(0.2)  # so that the server has the half of it
+        for _ in range(2):
+            client.health()  # so that the server has read the half of it
         server.process.terminate()
-        time.sleep(0.2)  # so that it has the signal
+        wait_for_drain(server)
         kept.sendall(b"alhost\r\n\r\n")
         answer = kept.recv(65_536)
     assert answer.startswith(b"HTTP/1.1 503"), answer

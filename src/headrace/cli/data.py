@@ -199,8 +199,8 @@ def _backup(options: argparse.Namespace) -> int:
     except DataDirLocked as error:
         raise DataDirLocked(
             error.message,
-            fix="stop it first, or make the backup inside that process: "
-            "`from headrace.engine.backup import backup; backup(engine, target)`",
+            fix="stop that process first; a program that has the engine open can call "
+            "`engine.backup(target)` itself",
             detail=error.detail,
         ) from None
     try:

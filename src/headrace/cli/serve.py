@@ -86,7 +86,7 @@ def _within(files_max: int, settings: Settings) -> Settings:
     connections_max = max(files_max - max(files_max // CONNECTIONS_LEAVE, FILES_MIN), 1)
     if connections_max >= settings.max_connections:
         return settings
-    log.warning("%d open files are allowed: %d connections", files_max, connections_max)
+    log.info("%d open files are allowed: %d connections", files_max, connections_max)
     return dataclasses.replace(settings, max_connections=connections_max)
 
 

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from headrace.client.models import (
+    CONFIG_FIELDS,
     AppendBody,
     ArrowPage,
     DeleteBody,
@@ -35,6 +36,9 @@ JSON_BODY: Final = {"content-type": "application/json"}
 ARROW_METADATA: Final = "headrace."
 
 KEY_BYTES: Final = 16
+
+_BYTES: Final = (bytes, bytearray, memoryview)
+_NO_LIST: Final = (str, *_BYTES, Mapping)
 
 Config = Mapping[str, Any]
 Match = str | Sequence[str]
@@ -76,6 +80,35 @@ def _encode(body: object) -> bytes:
         ) from None
 
 
+def _drafts(records: object) -> list[Draft]:
+    """Each record as a draft; what would be taken apart or changed on the way is refused."""
+    if isinstance(records, _NO_LIST) or not isinstance(records, Iterable):
+        raise InvalidRequest("records is not a list", fix="send a list of payloads")
+    drafts = [record if type(record) is Draft else Draft(record) for record in records]
+    for draft in drafts:
+        if type(draft.data) in _BYTES:
+            raise InvalidRequest(
+                "a payload is bytes, which JSON does not have",
+                fix="use append_arrow with a binary column `data`",
+            )
+    return drafts
+
+
+def _checked(config: Config | None) -> Config | None:
+    """A config without fields that nobody knows."""
+    if isinstance(config, Mapping):
+        for name in config:
+            if name not in CONFIG_FIELDS:
+                # difflib is imported here because it is needed once in a thousand programs.
+                import difflib
+
+                nearest = difflib.get_close_matches(str(name), CONFIG_FIELDS, n=1, cutoff=0.0)[0]
+                raise InvalidRequest(
+                    f"{name!r} is not a setting of a topic", fix=f"did you mean {nearest}?"
+                )
+    return config
+
+
 def append(
     topic: str,
     records: Iterable[object],
@@ -96,8 +129,7 @@ def append(
     >>> call.target, call.body
     ('/v0/topics/a%20b?return_seqs=false', b'{"records":[{"data":{"n":1}}],"idempotency_key":"k1"}')
     """
-    drafts = [record if type(record) is Draft else Draft(record) for record in records]
-    body = AppendBody(drafts, node, key, expected_head_seq, create, config)
+    body = AppendBody(_drafts(records), node, key, expected_head_seq, create, _checked(config))
     return Call(
         "POST",
         _path(topic) if return_seqs else _path(topic, "?return_seqs=false"),
@@ -113,6 +145,10 @@ def append_arrow(
     """Columns `data`, and optionally `tag`, `node`, `meta`."""
     import pyarrow as pa
 
+    if not isinstance(data, pa.Table | pa.RecordBatch):
+        raise InvalidRequest(
+            f"{type(data).__name__} is no Arrow table", fix="send a pyarrow.Table or RecordBatch"
+        )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, data.schema) as writer:
         writer.write(data)
@@ -166,7 +202,7 @@ def delete_records(topic: str, before_seq: int | None, match: Match | None) -> C
 
 
 def put_topic(topic: str, config: Config | None) -> Call:
-    return Call("PUT", _path(topic), False, JSON_BODY, _encode(config or {}))
+    return Call("PUT", _path(topic), False, JSON_BODY, _encode(_checked(config) or {}))
 
 
 def topic(topic: str, touch: bool) -> Call:

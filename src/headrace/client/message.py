@@ -48,8 +48,10 @@ class Address(NamedTuple):
                 f"{url!r} is not the address of a server", fix="give http://HOST:PORT"
             )
         if parts.query or parts.fragment or parts.username is not None:
+            # What is there may be a secret: it is not repeated.
             raise InvalidRequest(
-                f"{url!r} has more than an address", fix="give http://HOST:PORT, keys by `token`"
+                "the address has a user, a query or a fragment",
+                fix="give http://HOST:PORT, keys by `token`",
             )
         return cls(
             parts.hostname,
@@ -75,7 +77,7 @@ class Heads:
     def __init__(self, authority: str, token: str | None) -> None:
         lines = f" HTTP/1.1\r\nhost: {_line(authority)}\r\n"
         if token is not None:
-            lines += f"authorization: Bearer {_line(token)}\r\n"
+            lines += f"authorization: Bearer {_secret(token)}\r\n"
         self._common = lines.encode("latin-1")
 
     def head(self, method: str, target: str, headers: Mapping[str, str], body_bytes: int) -> bytes:
@@ -96,6 +98,16 @@ def _line(value: str) -> str:
         return value
     raise InvalidRequest(
         f"{value!r} cannot be the value of a header", fix="use printable ASCII characters"
+    )
+
+
+def _secret(value: str) -> str:
+    """`_line` for what no message may show."""
+    if value.isascii() and value.isprintable():
+        return value
+    raise InvalidRequest(
+        "the token cannot be the value of a header",
+        fix="use printable ASCII characters, and leave out the line end of a file",
     )
 
 

@@ -7,12 +7,34 @@ server adds are ignored.
 
 from __future__ import annotations
 
+import binascii
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 NULL = msgspec.Raw(b"null")
+
+# Of a topic's config.  The server ignores other fields; here they are refused as slips.
+CONFIG_FIELDS: Final = (
+    "type",
+    "ttl_ms",
+    "cap_records",
+    "cap_bytes",
+    "discard",
+    "durable",
+    "durability",
+    "priority",
+    "auto_priority",
+    "auto_create",
+    "idempotency_window_ms",
+    "dedupe_node",
+    "lease_ms",
+    "claim_jitter_ms",
+    "max_deliveries",
+    "dead_letter",
+    "leases_durable",
+)
 
 
 class Producer(NamedTuple):
@@ -48,11 +70,16 @@ class Draft(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A record as a reader sees it.
+    """A record as a reader sees it: `seq`, `ts`, `data`, and `tag`, `node`, `meta` or None.
+
+    `data` is what JSON has, or bytes where bytes were appended.  `raw` and `raw_meta` are the JSON
+    itself, unparsed.
 
     >>> record = msgspec.json.decode(b'{"$seq":1,"$ts":5,"data": {"id":  1}}', type=Record)
     >>> record.seq, record.data, bytes(record.raw), record.tag
     (1, {'id': 1}, b'{"id":  1}', None)
+    >>> record
+    Record(seq=1, ts=5, data={'id': 1})
     """
 
     seq: int = msgspec.field(name="$seq")
@@ -64,13 +91,35 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def data(self) -> Any:
-        """The payload as Python values; parsed anew at each look."""
-        return msgspec.json.decode(self.raw)
+        """The payload as Python values; parsed anew at each look.
+
+        Bytes come as base64, and only the meta says so: without `include_meta` they stay text.
+        """
+        value = msgspec.json.decode(self.raw)
+        if isinstance(value, str) and self._is_base64:
+            try:
+                return binascii.a2b_base64(value, strict_mode=True)
+            except binascii.Error:
+                return value  # somebody's own `$encoding`
+        return value
 
     @property
     def meta(self) -> Any:
         """The meta as Python values; None where there is none."""
         return msgspec.json.decode(self.raw_meta)
+
+    @property
+    def _is_base64(self) -> bool:
+        meta = self.meta
+        return isinstance(meta, dict) and meta.get("$encoding") == "base64"
+
+    def __repr__(self) -> str:
+        parts = [f"seq={self.seq}", f"ts={self.ts}", f"data={self.data!r}"]
+        for name in ("tag", "node", "meta"):
+            value = getattr(self, name)
+            if value is not None:
+                parts.append(f"{name}={value!r}")
+        return f"Record({', '.join(parts)})"
 
 
 class Tombstone(msgspec.Struct, frozen=True):
@@ -100,7 +149,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class ArrowPage(NamedTuple):
-    """What one Arrow diff gives: a `pyarrow.Table` instead of records, else as `Page`."""
+    """What one Arrow diff gives: `table`, a `pyarrow.Table`, for the records; else as `Page`."""
 
     table: Any
     next_from_seq: int

@@ -224,7 +224,8 @@ class _Walk:
 
     def _announce(self, first: int, last: int, reason: str) -> None:
         topic = self._topic
-        floor = topic.evict_floor + 1
+        # What a crash took above the floors is followed by what is left.
+        floor = max(topic.evict_floor, last if reason == "crash" else 0) + 1
         self._tombstone = Tombstone(first, last, reason, floor, topic.head)
 
     def _go(self, cursor: int) -> None:

@@ -6,6 +6,7 @@ it.  `durability` is always resolved here, so that nothing else has to know the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -123,7 +124,21 @@ def decode_config(data: bytes) -> TopicConfig:
         kept = {name: value for name, value in fields.items() if bytes(value) != b"null"}
         return msgspec.json.decode(msgspec.json.encode(kept), type=TopicConfig)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"config: {error}", fix="send a config object") from None
+        field = str(error).partition("$.")[2].rstrip("`")
+        wanted = ", ".join(value for value in _CHOICES.get(field, ()) if value)
+        fix = f"send one of {wanted}" if wanted else "send a config object"
+        raise InvalidRequest(f"config: {error}", fix=fix) from None
+
+
+def _refuse_unknown(name: object) -> None:
+    known = TopicConfig.__struct_fields__
+    if name in known:
+        return
+    # difflib is imported here because it is needed once in a thousand starts.
+    import difflib
+
+    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
+    raise InvalidRequest(f"{name!r} is not a setting of a topic", fix=f"did you mean {nearest}?")
 
 
 def make_config(values: object) -> TopicConfig:
@@ -136,6 +151,9 @@ def make_config(values: object) -> TopicConfig:
         return values
     if values is None:
         return TopicConfig()
+    if isinstance(values, Mapping):
+        for name in values:
+            _refuse_unknown(name)
     try:
         return msgspec.convert(values, type=TopicConfig)
     except msgspec.ValidationError as error:

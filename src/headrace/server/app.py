@@ -159,7 +159,10 @@ class App:
         stop_ns = now_ns + VISIT_NS_MAX
         for connection in left:
             pending += connection.pending_bytes
-            connection.tick(now_ns // 1_000_000)
+            try:
+                connection.tick(now_ns // 1_000_000)
+            except Exception:  # the others have their time-outs, too
+                log.exception("a connection failed at a look at its time-outs")
             if self._now_ns() > stop_ns:
                 self._runtime.later(0, partial(self._visit, left, pending))
                 return

@@ -50,6 +50,7 @@ class Http1Protocol(RequestReader):
         self.outlet: StreamOutlet | None = None  # of the answer that goes on
         self.closing = False  # close once the queue is empty
         self._ended = False  # the client has sent all it will
+        self._half_open = True  # one side may end before the other; not with TLS
         self.writable = True
         self._writing = 0  # bytes of the answer that is being written
         self._unsent = 0  # bytes of answers, counted when the client stopped taking them
@@ -95,6 +96,7 @@ class Http1Protocol(RequestReader):
             # There is more on its way than answers, the end of the handshake first of all, and a
             # pause for that would never end.
             self.transport.set_write_buffer_limits(high=TLS_UNSENT_BYTES)
+            self._half_open = False
         if tls is not None and tls.selected_alpn_protocol() == "h2":
             self._become_http2(b"")
 
@@ -127,7 +129,7 @@ class Http1Protocol(RequestReader):
         self._ended = True
         if self._phase != IDLE or self.outlet is not None or not self.queue:
             return False
-        return self.queue[0].on_abort is None
+        return self._half_open and self.queue[0].on_abort is None
 
     def pause_writing(self) -> None:
         self.writable = False

@@ -120,9 +120,12 @@ class Http1Exchange(Exchange):
         elif not self.modern:
             lines += b"connection: keep-alive\r\n"
         length = len(body)
-        if self.method == "HEAD" or status in _BODILESS:
+        if self.method == "HEAD":
             body = b""
-        self.ready = b"%b%d\r\n%b\r\n%b" % (head, length, lines, body)
+        if status in _BODILESS:
+            self.ready = b"%b%b\r\n" % (_STATUS_LINES[status], lines)
+        else:
+            self.ready = b"%b%d\r\n%b\r\n%b" % (head, length, lines, body)
         callback = self.on_answered
         if callback is not None:
             self.on_answered = None
@@ -154,6 +157,7 @@ class Http1Exchange(Exchange):
         if self._status:  # of an answer that goes on
             if self.outlet is not None:
                 self.outlet.lost()
+            self._end(self._status)  # of one that was closed before its turn came
             return
         if self.ready is not None:
             return
@@ -162,6 +166,8 @@ class Http1Exchange(Exchange):
         try:
             if callback is not None:
                 callback()
+        except Exception:  # there may be others behind this one
+            log.exception("%s %s failed when its client went", self.method, self.path)
         finally:
             self._end(0)
 
@@ -254,6 +260,8 @@ class StreamOutlet(Outlet):
         if self._closed:
             self._exchange.ended()
             return
+        if not self._connection.writable:
+            self.no_room()
         # After the handler has had time to set `on_data` and `on_closed`.
         if self._exchange.tunnels:
             rest = self._connection.take_leftover()
@@ -326,6 +334,8 @@ class StreamOutlet(Outlet):
         try:
             if callback is not None:
                 callback()
+        except Exception:  # there may be others behind this one
+            log.exception("%s failed when its client went", self._exchange.path)
         finally:
             self._exchange.went()
 
@@ -338,8 +348,12 @@ class StreamOutlet(Outlet):
 
     def has_room(self) -> None:
         self._stuck_since_ms = -1
-        if self.on_room is not None and not self._closed:
-            self.on_room()
+        try:
+            if self.on_room is not None and not self._closed:
+                self.on_room()
+        except Exception:  # the connection has to go on
+            log.exception("%s failed to go on", self._exchange.path)
+            self.close()
 
 
 def unread_route(dialect: Dialect) -> Route:

@@ -67,6 +67,7 @@ class Http2Protocol(asyncio.Protocol):
         self.now_ms = app.now_ms()  # of the last tick: close enough for time-outs
         self.streams: dict[int, Http2Exchange] = {}
         self.reads = 0
+        self.written = 0  # bytes given to the transport
         self._settings = settings
         self.transport: asyncio.Transport | None = None
         self._state = Connection(settings.http2_streams_max, settings.header_bytes_max)
@@ -326,11 +327,10 @@ class Http2Protocol(asyncio.Protocol):
             self._held.append(exchange)
 
     def _may_answer(self) -> bool:
-        bytes_max = self._settings.response_memory_bytes_max
-        return (
-            self.sender.pending_bytes <= bytes_max // RESPONSE_SHARE
-            and self.app.pending_bytes <= bytes_max
-        )
+        sender, bytes_max = self.sender, self._settings.response_memory_bytes_max
+        # Heads are framed at once, so what the socket does not take counts too.
+        pending = sender.pending_bytes if sender.writable else self.pending_bytes
+        return pending <= bytes_max // RESPONSE_SHARE and self.app.pending_bytes <= bytes_max
 
     def give_window(self, exchange: Http2Exchange, cost: int) -> None:
         """What cost so much of the windows has been consumed."""
@@ -355,6 +355,7 @@ class Http2Protocol(asyncio.Protocol):
         more = sender.pump(until_ns)
         data = self._state.data_to_send()
         if data and not transport.is_closing():
+            self.written += len(data)
             transport.write(data)
         if self._leaving and not self.streams:
             self.terminate(ErrorCodes.NO_ERROR, "")

@@ -31,7 +31,7 @@ class Timeouts:
         self._reads_seen = 0
         self._heard_ms = now_ms
         self._pinged_ms = NEVER
-        self._buffer_seen = 0
+        self._taken_seen = 0
         self._buffer_ms = now_ms
         self.idle_ms = now_ms  # since when there has been no stream
         self._partial_ms = NEVER  # since when part of a frame or header block has been there
@@ -66,8 +66,10 @@ class Timeouts:
     def _stuck(self, transport: asyncio.Transport, now_ms: int) -> bool:
         """Whether the client takes nothing of what the socket has for it."""
         buffered = transport.get_write_buffer_size()
-        if not buffered or buffered != self._buffer_seen:
-            self._buffer_seen, self._buffer_ms = buffered, now_ms
+        # More to take is no progress; less to take may be, and what was added meanwhile hides it.
+        taken = self._connection.written - buffered
+        if not buffered or taken != self._taken_seen:
+            self._taken_seen, self._buffer_ms = taken, now_ms
             return False
         allowed_ms = self._settings.write_timeout_ms
         if self._connection.sender.waiting:

@@ -82,6 +82,8 @@ class Components:
         extra = self._extra.get(f"{info.cls.__name__}:{direction}", {})
         properties: dict[str, Schema] = {}
         required: list[str] = []
+        said = (extra.get("") or {}).get("required")
+        needed = said if isinstance(said, list) else []  # what no type says is required
         for field in info.fields:
             more = extra.get(field.encode_name, {})
             if more is None:
@@ -90,7 +92,8 @@ class Components:
             if direction == "answer" and schema.get("type") == "integer":
                 schema.setdefault("minimum", 0)
             schema.update(more)
-            if direction == "request" and field.default is not NODEFAULT:
+            optional = field.default is not NODEFAULT and field.encode_name not in needed
+            if direction == "request" and optional:
                 schema = _or_null(schema)
             plain = isinstance(field.default, bool | int | float | str)
             if direction == "request" and field.default is not NODEFAULT and plain:

@@ -31,6 +31,9 @@ class Place:
         self.cursor = cursor
         self.coded: bytes | None = None  # its part of an id, until it moves
 
+    def copy(self) -> Place:
+        return Place(self.name, self.epoch, self.cursor)
+
     def move(self, epoch: int, cursor: int) -> None:
         """Be somewhere else."""
         if cursor != self.cursor or epoch != self.epoch:
@@ -219,7 +222,7 @@ class LiveStream(Follower):
         if followed.fetching is not None:
             shared, followed.shared = followed.shared, None
             fetched_at, followed.fetching = followed.fetching, None
-            # Another stream of the session may have moved on, or back, meanwhile.
+            # Not a page of where it was before it moved.
             if shared is not None and fetched_at == here:
                 return shared
         try:

@@ -237,6 +237,7 @@ class WatchApi:
         except BaseException:
             self._slots.release(session.key)
             raise
+        session = self.sessions.for_stream(session)
         last_id = exchange.headers.get(b"last-event-id")
         if last_id:
             given = decode_id(last_id.decode("latin-1").strip())

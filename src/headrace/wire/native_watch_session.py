@@ -1,9 +1,10 @@
 """Watch sessions: what a watch follows, where it is, and how long it is kept.
 
-Only this file moves a session's cursors.  They are the server's: every stream of a session reads on
-from them, a reconnecting client may take them back with the last id it saw, never forward; if that
-id still has a topic that is gone by now, the client is told of it again.  A session without a
-stream is kept for `watch_session_ttl_ms`; then its wid is unknown.  Sessions are in memory only.
+Only this file moves a session's cursors.  They are the server's: a stream reads on from them, a
+reconnecting client may take them back with the last id it saw, never forward; if that id still has
+a topic that is gone by now, the client is told of it again.  Streams that are open at the same time
+have cursors of their own; those of the newest count.  A session without a stream is kept for
+`watch_session_ttl_ms`; then its wid is unknown.  Sessions are in memory only.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Session:
     __slots__ = (
         "_ended",
         "_epochs",
+        "_late",
         "_opaque",
         "heartbeat_ms",
         "idle_since_ms",
@@ -78,6 +80,7 @@ class Session:
         self.streams: list[WatchStream] = []
         self.idle_since_ms = 0
         self._ended: dict[str, Place] = {}  # where it was in topics that are gone, oldest first
+        self._late: set[str] = set()  # topics of patterns, followed since after the session began
         self._epochs: bytes | None = None  # the part of an id that seldom changes
         self._opaque = False
 
@@ -113,16 +116,27 @@ class Session:
     def add(self, topic: Topic) -> Place:
         """Follow one more topic, from its first record."""
         place = Place(topic.name, topic.epoch, 0)
+        self._late.add(topic.name)
         self.places[topic.name] = place
         self.places = dict(sorted(self.places.items()))
         self._epochs = None
         return place
+
+    def fork(self) -> Session:
+        """The same session with cursors of its own."""
+        watch = Watch(self.view, self.heartbeat_ms, (), self.prefixes, self.key)
+        session = Session(self.wid, watch)
+        session.places = {name: place.copy() for name, place in self.places.items()}
+        session._late = set(self._late)
+        session._ended = {name: place.copy() for name, place in self._ended.items()}
+        return session
 
     def remove(self, place: Place) -> None:
         """A topic is gone, and the client is being told."""
         if self.places.get(place.name) is place:
             del self.places[place.name]
             self._epochs = None
+            self._late.discard(place.name)
             self._ended[place.name] = place
             if len(self._ended) > ENDED_TOPICS_MAX:
                 del self._ended[next(iter(self._ended))]
@@ -133,6 +147,9 @@ class Session:
         for place in self.places.values():
             said = given.of(place.name, place.epoch)
             if said is None:
+                if given.is_whole and place.name in self._late:
+                    # The client was here before the topic was, and has seen nothing of it.
+                    self.move(place, place.epoch, 0)
                 continue
             epoch, cursor = said
             if epoch < place.epoch:
@@ -203,6 +220,16 @@ class Sessions:
             raise NotFound("no watch session of this wid", fix="create one with POST /v0/watch")
         return session
 
+    def for_stream(self, session: Session) -> Session:
+        """The session for one more stream; where others are open, with cursors of its own.
+
+        A connection may be dead for long before the server knows.  Its stream goes on by itself,
+        and must not take what the client, which is back already, waits for.
+        """
+        if session.streams:
+            session = self._by_wid[session.wid] = session.fork()
+        return session
+
     def opened(self, session: Session, stream: WatchStream) -> None:
         """A session has one more stream."""
         session.streams.append(stream)
@@ -211,13 +238,14 @@ class Sessions:
     def closed(self, session: Session, stream: WatchStream, now_ms: int) -> None:
         """A session has one stream less."""
         session.streams.remove(stream)
-        if not session.streams and session.wid in self._by_wid:
+        if not session.streams and self._by_wid.get(session.wid) is session:
             self._rest(session, now_ms)
 
     def forget(self, session: Session) -> None:
-        """The wid is unknown from here on."""
-        self._by_wid.pop(session.wid, None)
-        self._idle.pop(session.wid, None)
+        """The wid is unknown from here on, unless a newer stream has its session."""
+        if self._by_wid.get(session.wid) is session:
+            del self._by_wid[session.wid]
+            self._idle.pop(session.wid, None)
 
     def _rest(self, session: Session, now_ms: int) -> None:
         session.idle_since_ms = now_ms

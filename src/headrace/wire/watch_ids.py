@@ -40,6 +40,7 @@ class Positions(NamedTuple):
     by_name: Mapping[str, int]
     epochs: Mapping[str, int]
     by_epoch: Mapping[int, int]
+    is_whole: bool = False  # an id that we made: it has every topic that was followed then
 
     def of(self, name: str, epoch: int) -> tuple[int, int] | None:
         """(epoch, cursor) of a topic; None when the id does not tell."""
@@ -105,11 +106,12 @@ def decode_id(text: str) -> Positions | None:
         fields = _decoder.decode(_from_base64(text))
     except (msgspec.MsgspecError, UnicodeError, Base64Error, ValueError, RecursionError):
         return None
+    is_whole = _EPOCHS in fields
     epochs = fields.pop(_EPOCHS, {})
     if isinstance(epochs, int):
         return None
     seqs = {name: seq for name, seq in fields.items() if is_seq(seq) and isinstance(seq, int)}
-    return Positions(seqs, epochs, {})
+    return Positions(seqs, epochs, {}, is_whole)
 
 
 def _from_base64(text: str) -> bytes:
@@ -124,7 +126,7 @@ def _decode_opaque(text: str) -> Positions | None:
     if len(numbers) % 2:
         return None
     by_epoch = dict(zip(numbers[::2], numbers[1::2], strict=True))
-    return Positions({}, {}, by_epoch) if all(map(is_seq, by_epoch.values())) else None
+    return Positions({}, {}, by_epoch, True) if all(map(is_seq, by_epoch.values())) else None
 
 
 def _numbers(raw: bytes) -> list[int]:

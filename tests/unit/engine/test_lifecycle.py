@@ -362,8 +362,9 @@ def test_lease_and_jitter_are_clamped() -> None:
     assert make_config({"claim_jitter_ms": 10**9}).claim_jitter_ms == 5_000
 
 
-def test_unknown_fields_are_ignored() -> None:
-    assert make_config({"nothing": 1, "ttl_ms": 3}) == TopicConfig(ttl_ms=3)
+def test_unknown_fields_are_ignored_on_the_wire_and_refused_in_a_program() -> None:
+    with pytest.raises(InvalidRequest, match="did you mean ttl_ms"):
+        make_config({"tll_ms": 3})
     assert decode_config(b'{"nothing": [{}], "ttl_ms": 3}') == TopicConfig(ttl_ms=3)
 
 

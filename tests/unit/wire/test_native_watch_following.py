@@ -9,6 +9,8 @@ from tests.unit.wire.conftest import Event, Live, seqs
 
 # Patterns
 
+MADE_BY_HAND = "eyJvcmRlcnM6MDAiOjF9"  # {"orders:00":1}
+
 
 def test_a_pattern_follows_what_is_there_and_what_is_created_later(live: Live) -> None:
     live.append("orders:eu", 1)
@@ -111,6 +113,23 @@ def test_a_topic_made_anew_after_an_end_that_did_not_arrive(live: Live) -> None:
     events = live.open(session, last_event_id=last).events()
     assert [event.event for event in events[:2]] == ["tombstone", "record"]
     assert seqs(events) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("before", [1, 70])
+def test_an_id_from_before_a_topic_goes_back_to_its_first_record(live: Live, before: int) -> None:
+    """What was sent of it went to a client that was gone; the same for opaque ids."""
+    for number in range(before):
+        live.append(f"orders:{number:02}", 1)
+    session = live.session("orders:*")
+    watcher = live.open(session)
+    last = watcher.events()[-1].id
+    live.append("orders:new", 1, 2)
+    assert seqs(watcher.events()) == [1, 2]  # and nobody reads it
+    assert seqs(live.open(session, last_event_id=last).events()) == [1, 2]
+    watcher.outlet.hang_up()
+    assert seqs(live.open(session, last_event_id=last).events()) == [1, 2]
+    # One that somebody made by hand says nothing of topics that it does not name.
+    assert seqs(live.open(session, last_event_id=MADE_BY_HAND).events()) == []
 
 
 def test_ended_topics_are_bounded(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,15 +286,49 @@ def test_many_topics_have_an_opaque_id(live: Live) -> None:
     assert [e.data["topic"] for e in again if e.event == "record"] == names[31:]
 
 
-def test_two_streams_of_a_session_share_its_cursors(live: Live) -> None:
+def test_two_streams_of_a_session_have_cursors_of_their_own(live: Live) -> None:
     live.append("jobs", 1, 2)
     session = live.session("jobs")
     first, second = live.open(session), live.open(session)
-    assert seqs(first.events()) + seqs(second.events()) == [1, 2]
-    for value in (3, 4, 5):
-        live.append("jobs", value)
-        live.run()
-    assert sorted(seqs(first.events()) + seqs(second.events())) == [3, 4, 5]
+    live.append("jobs", 3)
+    assert seqs(first.events()) == seqs(second.events()) == [1, 2, 3]
+    first.outlet.hang_up()
+    second.outlet.hang_up()
+    assert live.open(session).names() == ["caught-up"]
+
+
+def test_a_dead_connection_takes_nothing_from_the_one_that_came_after_it(live: Live) -> None:
+    """The server hears late, if ever, that a client has gone; the client is back long before."""
+    live.append("jobs", 1)
+    session = live.session("jobs")
+    dead = live.open(session)
+    last = dead.events()[-1].id
+    live.append("jobs", 2)
+    assert seqs(dead.events()) == [2]  # and nobody reads it
+    alive = live.open(session, last_event_id=last)
+    live.append("jobs", 3)
+    assert seqs(alive.events()) == [2, 3]
+    dead.outlet.hang_up()
+    live.append("jobs", 4)
+    assert seqs(alive.events()) == [4]
+    alive.outlet.hang_up()
+    live.append("jobs", 5)
+    assert seqs(live.open(session).events()) == [5], "the newest cursors are those of the session"
+    assert live.api.watch_sessions == 1
+
+
+def test_the_end_of_an_older_stream_leaves_the_session(live: Live) -> None:
+    live.append("jobs", 1)
+    session = live.session("jobs")
+    older, newer = live.open(session), live.open(session)
+    older.outlet.fill()
+    live.engine.delete_topic("jobs").result()
+    assert newer.names()[-1] == "topic-deleted"
+    assert live.api.watch_sessions == 0
+    older.outlet.drain()
+    older.events()
+    assert older.outlet.closed
+    assert live.api.slots.open == 0
 
 
 # Deletion of topics

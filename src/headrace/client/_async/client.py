@@ -50,7 +50,8 @@ FOLLOW_LIMIT: Final = 1_000
 class AsyncClient:
     """A client of one server, for asyncio.
 
-    `token` is an API key.  `tls` replaces the default TLS context of an https address.  An attempt
+    `token` is an API key.  `tls` replaces the default TLS context of an https address, as
+    `ssl.create_default_context(cafile="ca.pem")` does for a private authority.  An attempt
     may take `timeout_ms`; a call that failed and may be repeated is, while `deadline_ms` have not
     passed.  An append without a key or a producer gets a random key, so that a repeat is stored
     once; with `random_keys=False` it does not, and is not repeated when its outcome is unknown.
@@ -120,7 +121,8 @@ class AsyncClient:
     ) -> Appended:
         """Append records, all or none.
 
-        Each is a payload (anything that JSON has), or a `Draft` with tag, node and meta too.
+        Each is a payload (anything that JSON has), or a `Draft` with tag, node and meta too.  Bytes
+        are for `append_arrow`.  With `config` a topic that is not there is created so.
         """
         call = calls.append(
             topic,
@@ -200,7 +202,7 @@ class AsyncClient:
         max_batch_bytes: int | None = None,
         epoch: int | None = None,
     ) -> ArrowPage:
-        """`diff` as columns: the same records as a `pyarrow.Table`."""
+        """`diff` as columns: `table` of the answer is a `pyarrow.Table`, else it is as a `Page`."""
         call = calls.diff(
             topic,
             from_seq,
@@ -261,7 +263,7 @@ class AsyncClient:
         return value(await self._send(call), RecordsDeleted)
 
     async def put_topic(self, topic: str, config: Config | None = None) -> Put:
-        """Create a topic, or replace its whole config."""
+        """Create a topic, or replace its whole config: what is left out gets its default."""
         return value(await self._send(calls.put_topic(topic, config)), Put)
 
     async def topic(self, topic: str, *, touch: bool = True) -> TopicState:

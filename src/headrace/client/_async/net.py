@@ -11,16 +11,11 @@ import ssl
 from typing import cast
 
 from headrace.client.message import Address, Response, ResponseReader
-from headrace.core.errors import HeadraceError, Unreachable
+from headrace.client.trouble import closed_early, not_connected, unreachable
+from headrace.core.errors import HeadraceError
 
 # Up to here head and body are one write; above, copying costs more than a second write.
 JOINED_BYTES_MAX = 64 << 10
-
-
-def unreachable(message: str, outcome: str) -> Unreachable:
-    return Unreachable(
-        message, fix="check that the server runs and its address", detail={"outcome": outcome}
-    )
 
 
 class Connection(asyncio.Protocol):
@@ -89,9 +84,8 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(response)
 
     def connection_lost(self, error: Exception | None) -> None:
-        why = f": {error}" if error is not None else ""
         self._transport = None
-        self._fail(unreachable(f"the connection was lost before the answer{why}", "unknown"))
+        self._fail(closed_early(error))
 
 
 async def connect(address: Address, tls: ssl.SSLContext | None, timeout_ms: int) -> Connection:
@@ -107,7 +101,7 @@ async def connect(address: Address, tls: ssl.SSLContext | None, timeout_ms: int)
             f"{address.authority} was not there in {timeout_ms} ms", "nothing"
         ) from None
     except OSError as error:
-        raise unreachable(f"{address.authority} cannot be reached: {error}", "nothing") from None
+        raise not_connected(address, error) from None
     return connection
 
 

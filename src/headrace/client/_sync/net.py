@@ -13,8 +13,8 @@ import ssl
 import threading
 
 from headrace.client.message import Address, Response, ResponseReader
+from headrace.client.trouble import closed_early, not_connected, unreachable
 from headrace.core.clock import NS_PER_MS, SystemClock
-from headrace.core.errors import Unreachable
 
 # Up to here head and body are one write; above, copying costs more than a second write.
 JOINED_BYTES_MAX = 64 << 10
@@ -22,12 +22,6 @@ RECEIVE_BYTES = 256 << 10
 
 _now_ns = SystemClock.monotonic_ns
 _never = threading.Event()
-
-
-def unreachable(message: str, outcome: str) -> Unreachable:
-    return Unreachable(
-        message, fix="check that the server runs and its address", detail={"outcome": outcome}
-    )
 
 
 class Connection:
@@ -57,9 +51,7 @@ class Connection:
             raise unreachable(f"no answer within {timeout_ms} ms", "unknown") from None
         except OSError as error:
             self.close()
-            raise unreachable(
-                f"the connection was lost before the answer: {error}", "unknown"
-            ) from None
+            raise closed_early(error) from None
         except BaseException:
             self.close()
             raise
@@ -107,7 +99,7 @@ def connect(address: Address, tls: ssl.SSLContext | None, timeout_ms: int) -> Co
             f"{address.authority} was not there in {timeout_ms} ms", "nothing"
         ) from None
     except OSError as error:
-        raise unreachable(f"{address.authority} cannot be reached: {error}", "nothing") from None
+        raise not_connected(address, error) from None
     return Connection(sock)
 
 

@@ -11,8 +11,9 @@ import ssl
 from collections import deque
 from typing import Final
 
-from headrace.client._sync.net import Connection, Slots, connect, unreachable
+from headrace.client._sync.net import Connection, Slots, connect
 from headrace.client.message import Address, Response
+from headrace.client.trouble import unreachable
 from headrace.core.clock import NS_PER_MS, SystemClock
 from headrace.core.errors import InvalidRequest
 
