@@ -226,3 +226,55 @@ def test_long_request_lines_are_not_remembered(server: Served) -> None:
     known = server.app._targets
     assert len(known) == 10
     assert all(len(url) <= TARGET_BYTES_MAX for _, url in known)
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "status"),
+    [("/take", b"wrong", 401), ("/take", b"reader", 403), ("/unknown", b"right", 404)],
+)
+@pytest.mark.parametrize("how", ["length", "chunked", "expect", "http2"])
+def test_large_bodies_of_those_who_are_not_let_in(
+    handlers: Handlers, path: str, key: bytes, status: int, how: str
+) -> None:
+    """They are refused before their bodies take memory that others need."""
+    routes = [route._replace(scopes=frozenset(("write",))) for route in handlers.routes()]
+    settings = replace(SETTINGS, api_keys="right,reader:read")
+    authorization = b"Bearer " + key
+    with Served(settings, routes) as server:
+        if how == "http2":
+            with Client(server) as client:
+                headers = [(b"authorization", authorization)]
+                stream_id = client.start(b"POST", path.encode(), headers, end=False)
+                client.until(lambda: client.streams[stream_id].over)
+                assert client.streams[stream_id].status == status
+        else:
+            more = {
+                "length": b"Content-Length: 900000\r\n\r\n" + bytes(200_000),
+                "chunked": b"Transfer-Encoding: chunked\r\n\r\n30d40\r\n" + bytes(200_000),
+                "expect": b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n",
+            }[how]
+            with server.connect() as sock:
+                head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: ".encode()
+                sock.sendall(head + authorization + b"\r\n" + more)
+                assert read_response(sock).status == status
+        assert server.app.budget.used == 0
+        assert handlers.bodies == []
+
+
+@pytest.mark.parametrize("protocol", ["http1", "http2"])
+def test_large_bodies_of_those_who_are(handlers: Handlers, protocol: str) -> None:
+    """They are let in once, and hold one place while they are."""
+    body = bytes(900_000)
+    settings = replace(SETTINGS, api_keys="right", max_inflight_per_key=1)
+    with Served(settings, handlers.routes()) as server:
+        for _ in range(3):
+            if protocol == "http2":
+                with Client(server) as client:
+                    headers = [(b"authorization", b"Bearer right")]
+                    assert client.post(b"/take", body, headers).status == 200
+            else:
+                with server.connect() as sock:
+                    sock.sendall(post("/take", body, "Authorization: Bearer right"))
+                    assert read_response(sock).status == 200
+        assert server.app.budget.used == 0
+        assert handlers.bodies == [body] * 3

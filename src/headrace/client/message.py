@@ -21,6 +21,9 @@ PORTS: Final = {"http": 80, "https": 443}
 RESPONSE_BYTES_MAX: Final = 512 << 20
 RESPONSE_HEADERS_MAX: Final = 128
 
+# `detail.reason` of an error that no repeat can mend: the client is set up for another server.
+SETUP: Final = "setup"
+
 
 class Address(NamedTuple):
     """Where a server is, out of its URL.
@@ -139,6 +142,7 @@ class ResponseReader:
 
     def feed(self, data: bytes) -> Response | None:
         """Take what arrived; the answer once it is complete."""
+        stranger = not self.started and data[:1] != b"H"  # of HTTP/1.1
         self.started = True
         try:
             self._parser.feed_data(data)
@@ -148,8 +152,8 @@ class ResponseReader:
                 raise cause from None
             raise Unreachable(
                 f"what answered does not speak HTTP/1.1: {error}",
-                fix="check the address of the server",
-                detail={"outcome": "unknown"},
+                fix="check the address of the server (https:// if it serves TLS)",
+                detail={"outcome": "unknown", **({"reason": SETUP} if stranger else {})},
             ) from None
         response, self._response = self._response, None
         if response is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from headrace.client.trouble import SETUP
+from headrace.client.message import SETUP
 from headrace.core.clock import NS_PER_MS, Random
 from headrace.core.errors import HeadraceError, Internal, Unreachable
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 import ssl
 from typing import Final
 
-from headrace.client.message import Address
+from headrace.client.message import SETUP, Address
 from headrace.core.errors import Unreachable
-
-SETUP: Final = "setup"
 
 # The other side hung up during the handshake, as a server that is stopping does.
 _HUNG_UP: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)

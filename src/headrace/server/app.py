@@ -210,6 +210,22 @@ class App:
         exchange.params = params
         return route
 
+    def check_sender(self, exchange: Exchange) -> None:
+        """Raise what `handle` would, of all that can be known before the body is there.
+
+        For large bodies, so that nobody fills the memory that they share without being let in.
+        """
+        if exchange.method == "OPTIONS":
+            return  # a browser's question is answered when it is whole
+        route = exchange.route
+        try:
+            self.gate.admit(exchange, route)
+        finally:
+            self.gate.release(exchange)
+            exchange.key = None
+        if route is None:
+            self.routes.match(exchange.method, exchange.path)
+
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later."""
         try:

@@ -259,6 +259,7 @@ class RequestReader(asyncio.Protocol):
     def _expect(self, exchange: Http1Exchange, value: bytes) -> None:
         if value.strip().lower() != b"100-continue":
             self._stop(bad_expectation())
+        self._check_sender(exchange)
         exchange.wants_continue = True
         if self.queue[0] is exchange:
             exchange.send_continue()
@@ -279,10 +280,18 @@ class RequestReader(asyncio.Protocol):
     def _check_body(self, more: int) -> None:
         if self._body_bytes > self._body_bytes_max:
             self._stop(body_too_large(self._body_bytes_max))
+        if not self._budgeted and self._exchange is not None:
+            self._check_sender(self._exchange)
         if not self.app.budget.take(more):
             self.app.metrics.rejected("request_memory")
             self._stop(no_memory(self.app.budget.limit))
         self._budgeted += more
+
+    def _check_sender(self, exchange: Http1Exchange) -> None:
+        try:
+            self.app.check_sender(exchange)
+        except HeadraceError as error:
+            self._stop(error)
 
     def on_message_complete(self) -> None:
         if self._body_follows:

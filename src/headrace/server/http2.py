@@ -41,12 +41,7 @@ from headrace.server.http2_limits import (
 from headrace.server.http2_sending import Sender
 from headrace.server.http2_stream import CONTINUE, Http2Exchange
 from headrace.server.http2_timeouts import Timeouts
-from headrace.server.refusals import (
-    bad_expectation,
-    body_too_large,
-    headers_too_large,
-    no_memory,
-)
+from headrace.server.refusals import bad_expectation, body_too_large, headers_too_large, no_memory
 
 if TYPE_CHECKING:
     from headrace.server.app import App
@@ -101,10 +96,9 @@ class Http2Protocol(asyncio.Protocol):
         self.transport = None
         self._inbox = b""
         self._lose_streams()
-        # All of these know each other, and circles are collected very rarely here.
         self.sender.let_go()
         self._state.let_go()
-        del self._timeouts
+        del self._timeouts  # all of these knew each other
 
     def eof_received(self) -> bool:
         # A client that cannot send window updates any more is gone.
@@ -244,8 +238,7 @@ class Http2Protocol(asyncio.Protocol):
         route = self.app.route_of(exchange)
         exchange.streamed = bool(head.upgrade) or (route is not None and route.streamed)
         if not event.ended:
-            if not exchange.streamed and (head.length or 0) > settings.body_bytes_max:
-                exchange.refuse(body_too_large(settings.body_bytes_max))
+            if not exchange.streamed and not exchange.may_send(settings.body_bytes_max):
                 return
             if b"expect" in exchange.headers and not self._expect(exchange):
                 return

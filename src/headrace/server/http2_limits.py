@@ -20,6 +20,9 @@ CONNECTION_WINDOW_BYTES: Final = 4 * MIB
 # The largest frame taken.  A frame is kept until it is whole, so this is memory per connection.
 FRAME_BYTES_MAX: Final = 64 * KIB
 
+# A body up to here is taken before it is known whether its sender may send it.
+FREE_BODY_BYTES: Final = 64 * KIB
+
 # Work of one connection in one turn of the loop; the rest waits for the next turn.
 TURN_NS_MAX: Final = 1_000_000
 # Bytes of answers put together before they are handed to the socket.

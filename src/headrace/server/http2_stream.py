@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.core.errors import HeadraceError
 from headrace.server.http2_headers import Head, encode_head, encode_whole
+from headrace.server.http2_limits import FREE_BODY_BYTES
+from headrace.server.refusals import body_too_large
 from headrace.wire.exchange import JSON, Exchange, Headers, Outlet
 from headrace.wire.native import dialect_of
 from headrace.wire.routes import Route
@@ -177,6 +179,18 @@ class Http2Exchange(Exchange):
                 block = encode_whole(status, content_type, len(body), headers)
             connection.sender.begin_answer(self, block, b"" if bodiless else body)
         self.end(status)
+
+    def may_send(self, bytes_max: int) -> bool:
+        """Whether the body is wanted; if not, the request has been refused."""
+        length = self.expected_bytes
+        if length is not None and length > bytes_max:
+            self.refuse(body_too_large(bytes_max))
+        elif length is None or length > FREE_BODY_BYTES or b"expect" in self.headers:
+            try:
+                self._connection.app.check_sender(self)
+            except HeadraceError as error:
+                self.refuse(error)
+        return not self.answered
 
     def refuse(self, error: HeadraceError) -> None:
         """Answer a request that is not handed to the application."""

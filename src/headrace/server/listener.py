@@ -65,6 +65,10 @@ def _no_password() -> str:
     # Without this, OpenSSL would ask the terminal.
     raise ValueError("the key is encrypted, and there is nobody to ask for its password")
 
+# How long data may go unacknowledged by the other machine.  Longer than the time-outs of the
+# transports, which know more: this one is for peers that are gone.
+UNHEARD_MS_MAX = 120_000
+
 
 class Listener:
     """The sockets of one server.
@@ -152,6 +156,9 @@ def _bound(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # What is accepted here inherits it: an answer is not held back for a fuller packet.
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # So does this: a peer that vanished without a word is given up, and its slot is free.
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS_MAX)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind(address)

@@ -33,6 +33,7 @@ assert HEADER.size == HEADER_BYTES
 assert ROW.size == ROW_BYTES
 
 KEY_BYTES = 16
+TIME_MS_MAX = (1 << 63) - 1
 # Rows packed in one go: small enough that the interpreter lock is held for about a millisecond.
 ROWS_PER_PIECE = 4096
 
@@ -85,8 +86,9 @@ def encode_keys(file_id: int, rows: Sequence[KeyRow], window_ms: int) -> list[by
     assert rows, "a key file holds at least one key"
     assert window_ms >= 0, window_ms
     assert all(len(row.key) == KEY_BYTES for row in rows)
-    oldest_ms = min(row.time_ms for row in rows) + window_ms
-    newest_ms = max(row.time_ms for row in rows) + window_ms
+    # A window may be longer than any time that fits the header: such keys never expire.
+    oldest_ms = min(min(row.time_ms for row in rows) + window_ms, TIME_MS_MAX)
+    newest_ms = min(max(row.time_ms for row in rows) + window_ms, TIME_MS_MAX)
     pieces = [HEADER.pack(MAGIC, VERSION, ROW_BYTES, file_id, len(rows), oldest_ms, newest_ms)]
     rest: Iterator[KeyRow] = iter(rows)
     while piece := b"".join(starmap(ROW.pack, islice(rest, ROWS_PER_PIECE))):

@@ -25,14 +25,14 @@ NAME_PATTERN: Final = (
 # By type and direction, then by field.
 DESCRIPTIONS: Final[dict[str, dict[str, str]]] = {
     "TopicConfig:request": {
-        "type": "Never changes after the topic was created.",
+        "type": "Never changes. Records of a `queue` cannot be claimed yet.",
         "ttl_ms": "Age at which a record goes; 0: never.",
         "cap_records": "Most live records; 0: no bound.",
         "cap_bytes": "Most bytes of data and meta; 0: no bound.",
         "discard": "What a full topic does: evict the oldest, or reject the append.",
         "durable": "true means `fsync`, false `disk`, where `durability` is not given.",
         "durability": "When an append is acknowledged: `ephemeral` stays in memory; `memory` and "
-        "`disk` are written and synced a little later; `fsync` is synced first.",
+        "`disk` are written and synced a little later; `fsync` is synced first. By default `disk`.",
         "priority": "For delivery; effective from -1000 to 1000.",
         "auto_priority": "Topics that are read often are delivered first.",
         "auto_create": "Whether an append that carries this config may create the topic.",
@@ -58,9 +58,10 @@ DESCRIPTIONS: Final[dict[str, dict[str, str]]] = {
         "node": "Leave out the records of this node, or of these.",
         "include_tags": "Whether records carry `$tag`.",
         "include_meta": "Whether records carry `meta`.",
-        "wait_ms": "How long to wait for a record if there is none.",
+        "wait_ms": "How long to wait if there is no record; more than the bound is the bound.",
         "max_batch_bytes": "Most bytes of records; one record is always given.",
-        "epoch": "Of the cursor: a topic that was made anew since is noticed.",
+        "epoch": "Of the cursor: a topic that was made anew since is noticed. Without it only a "
+        "cursor beyond the head shows that, and reading begins at the first record again.",
         "from_ts": "Instead of from_seq: begin at the first record of this time.",
         "last": "Instead of from_seq: the last so many records.",
     },

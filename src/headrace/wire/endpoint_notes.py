@@ -258,7 +258,8 @@ NOTES: Final[dict[tuple[str, str], Note]] = {
         "live",
         "create_watch",
         "A session that follows up to 256 topics, each from its own seq; a name ending in `*` "
-        "follows topics created later, too. The session is kept for five minutes without a stream.",
+        "follows topics created later, too. The session is kept for five minutes without a stream, "
+        "in memory only: after a restart of the server make another, with `cursor`.",
         "Open `stream_url` next.",
         errors=("topic_not_found",),
         request_examples={
@@ -272,7 +273,10 @@ NOTES: Final[dict[tuple[str, str], Note]] = {
         "Server-sent events: `record` (a batch), `tombstone`, `caught-up`, `topic-deleted` and "
         "`error`; comments are heartbeats. Each event's `id` holds the cursors of all topics: send "
         "it as `Last-Event-ID` and the stream goes on after it. A slow reader reads at its own "
-        "pace and skips nothing that still exists.",
+        "pace and skips nothing that still exists.\n\n"
+        "Without `Last-Event-ID`, or with one that is no id, the stream goes on behind what the "
+        "session's last stream was sent. 404 means that the session is gone: create one with the "
+        "last id as `cursor`.",
         "The stream; it ends when all its topics are gone or the server stops.",
         errors=("not_found", "not_acceptable"),
         headers=("Last-Event-ID",),
@@ -281,8 +285,15 @@ NOTES: Final[dict[tuple[str, str], Note]] = {
     ("GET", "/v0/ws"): Note(
         "live",
         "websocket",
-        "A WebSocket. Commands are JSON texts with `op` `subscribe`, `unsubscribe`, `publish` or "
-        "`ping`; answers and records carry `op`, too.",
+        "A WebSocket, for a program with a WebSocket library; a plain GET gets 400. Commands and "
+        "answers are JSON texts. A command may have a `request_id`, which its answer has too.\n\n"
+        '`{"op":"subscribe","topic":"orders","from_seq":0}`, with `tail` and `epoch` too, or with '
+        "`topics` and the other fields of `POST /v0/watch`: `subscribed`, then `record`, "
+        "`caught_up`, `tombstone` and `topic_deleted`.\n\n"
+        '`{"op":"unsubscribe","topic":"orders"}`, or a list `topics`: `unsubscribed`.\n\n'
+        '`{"op":"publish","topic":"orders","records":[{"data":1}]}`, with the other fields of an '
+        "append and `return_seqs`: `ack`, before the record itself.\n\n"
+        '`{"op":"ping"}`: `pong`. What is refused is `error`, with `code` and `message`.',
         upgrades=True,
     ),
     ("GET", "/v0/health"): Note(operation="health", success="Alive."),

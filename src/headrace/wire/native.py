@@ -189,14 +189,18 @@ def decode(exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> T:
     return decode_json(exchange.body, decoder)
 
 
-def decode_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_json(
+    body: bytes,
+    decoder: msgspec.json.Decoder[T],
+    fix: str = "see /docs for the fields of this body",
+) -> T:
     """JSON bytes as the decoder's type; payloads inside stay bytes, so UTF-8 is checked here."""
     try:
         if not body.isascii():
             str(body, "utf-8")
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), fix="see /docs for the fields of this body") from None
+        raise InvalidRequest(str(error), fix=fix) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}", fix="send valid JSON") from None
     except RecursionError:

@@ -25,7 +25,9 @@ class RecordIn(msgspec.Struct, gc=False):
     data: Annotated[Raw, Meta(description="Any JSON; it comes back byte for byte.")]
     tag: Annotated[str | None, Meta(description="A key to delete by, up to 256 bytes.")] = None
     node: Annotated[str | None, Meta(description="Who wrote it; readers may leave it out.")] = None
-    meta: Annotated[Raw, Meta(description="A small JSON object beside the data.")] = _ABSENT
+    meta: Annotated[
+        Raw, Meta(description="A small JSON value, mostly an object, beside the data.")
+    ] = _ABSENT
 
 
 class AppendBody(msgspec.Struct, gc=False):
@@ -71,14 +73,24 @@ class DiffBody(msgspec.Struct, gc=False):
 
 
 class RecordOut(msgspec.Struct):
-    """One record, as a reader sees it."""
+    """One record, as a reader sees it.
+
+    A payload that was appended as bytes (an Arrow column `binary`) is a base64 string, and `meta`
+    says so with `"$encoding":"base64"`.
+    """
 
     seq: Annotated[int, Meta(ge=1)] = field(name="$seq")
     ts: int = field(name="$ts")
-    data: Raw
+    data: Annotated[Raw, Meta(description="As it was appended; bytes as base64, see `meta`.")]
     node: str | msgspec.UnsetType = field(name="$node", default=msgspec.UNSET)
     tag: str | msgspec.UnsetType = field(name="$tag", default=msgspec.UNSET)
-    meta: Raw | msgspec.UnsetType = msgspec.UNSET
+    meta: Annotated[
+        Raw | msgspec.UnsetType,
+        Meta(
+            description='As it was appended. `"$encoding":"base64"` is added where `data` is bytes '
+            "in base64; a meta that is no object is `$meta` beside it then."
+        ),
+    ] = msgspec.UNSET
 
 
 class TombstoneOut(msgspec.Struct):

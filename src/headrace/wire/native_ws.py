@@ -63,6 +63,7 @@ REPLIES_UNREAD_MAX: Final = 1_000
 _DECODER: Final = msgspec.json.Decoder(Command)
 _UNKNOWN: Final = msgspec.json.Decoder(Unknown)
 _ERROR: Final = b'{"op":"error",'
+_SEE: Final = "docs/reference/http.md#websocket has the commands and their fields"
 
 
 class WebSocketApi:
@@ -157,7 +158,7 @@ class WebSocket(LiveStream):
             self._close(INVALID_TEXT, "the text is not UTF-8")
             return
         try:
-            command = decode_json(message, _DECODER)
+            command = decode_json(message, _DECODER, fix=_SEE)
         except InvalidRequest as error:
             self._refuse(_request_id(message), "invalid_json", str(error))
             return

@@ -95,7 +95,7 @@ class RouteTable:
     def _find(self, method: str, path: str) -> Match:
         methods, params = self._methods(path)
         if methods is None:
-            raise NotFound(f"no route {path}", fix="see /openapi.json for all of them")
+            raise NotFound(f"no route {path}", fix="see /docs or /openapi.json for all of them")
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
             allow = sorted(methods)

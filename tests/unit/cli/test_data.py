@@ -96,7 +96,7 @@ def test_a_directory_in_use(data: Path, tmp_path: Path) -> None:
             done = headrace(*arguments, "--data-dir", data)
             assert done.returncode == 1 and done.stderr.count("\n") == 1
             assert "is in use by process" in done.stderr
-        assert "headrace.engine.backup import backup" in done.stderr
+        assert "engine.backup(target)" in done.stderr
         assert headrace("dump", "--data-dir", data).returncode == 0, "looking needs no lock"
     assert not (tmp_path / "target").exists()
 

@@ -14,6 +14,7 @@ from headrace.client import AsyncClient, Client
 HANG = "hang"  # read the request, never answer
 CLOSE = "close"  # read the request, hang up
 REFUSE = "refuse"  # hang up without reading
+TURN_DOWN = "turn down"  # answer whatever comes first, as a server does that met no HTTP
 
 
 def answer(status: int, body: str = "{}", *headers: str) -> bytes:
@@ -62,6 +63,11 @@ class ScriptedServer:
             if self.script and self.script[0] == REFUSE:
                 self.script.pop(0)
                 connection.close()
+                continue
+            if self.script and self.script[0] == TURN_DOWN:
+                self.script.pop(0)
+                connection.recv(65_536)
+                connection.sendall(answer(400, "{}", "connection: close"))
                 continue
             threading.Thread(target=self._talk, args=[connection], daemon=True).start()
 

@@ -11,7 +11,7 @@ from headrace.client import Producer
 from headrace.core import errors
 from headrace.core.errors import Internal, InvalidRequest, Throttled, Unreachable
 
-HANG, CLOSE, REFUSE = "hang", "close", "refuse"
+HANG, CLOSE, REFUSE, TURN_DOWN = "hang", "close", "refuse", "turn down"
 
 
 def key_of(request: bytes) -> str | None:
@@ -143,6 +143,24 @@ def test_nobody_is_there(make_client) -> None:
     with pytest.raises(Unreachable) as caught:
         make_client(f"http://127.0.0.1:{port}", deadline_ms=100).append("t", [1])
     assert caught.value.detail["outcome"] == "nothing"
+
+
+def test_a_server_without_tls_is_told_at_once(scripted, make_client) -> None:
+    """No repeat can help, so the deadline of half a minute is not waited for."""
+    scripted.script = [TURN_DOWN]
+    url = scripted.url.replace("http:", "https:")
+    with pytest.raises(Unreachable, match=r"no TLS with .*; use http://127") as caught:
+        make_client(url).health()
+    assert caught.value.detail == {"outcome": "nothing", "reason": "setup"}
+    assert scripted.connections == 1
+
+
+@pytest.mark.parametrize("answer", [b"\x15\x03\x01\x00\x02\x02\x46", b"SMTP ready\r\n"])
+def test_what_speaks_no_http_is_told_at_once(scripted, make_client, answer) -> None:
+    scripted.script = [answer] * 2
+    with pytest.raises(Unreachable, match=r"does not speak HTTP.*https:// if it serves TLS"):
+        make_client(scripted.url).diff("t")
+    assert len(scripted.requests) == 1
 
 
 def test_readiness_is_told_at_once(scripted, make_client) -> None:

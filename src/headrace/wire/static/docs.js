@@ -173,6 +173,7 @@ class Operation {
     return Boolean(ok && ok.content && ok.content[STREAM]);
   }
 
+  // curl does not speak WebSocket, and a form is no way to.
   get triable() {
     return !this.spec.responses["101"];
   }
@@ -191,7 +192,7 @@ class Operation {
       if (others.length) parts.push(element("p", { class: "quiet" }, `Also taken: ${others.join(", ")}`));
     }
     parts.push(element("h3", {}, "Answers"), this.answers());
-    parts.push(element("h3", {}, this.triable ? "Try it" : "From a shell"), this.form());
+    if (this.triable) parts.push(element("h3", {}, "Try it"), this.form());
     this.node.append(element("div", { class: "inside" }, parts));
   }
 
@@ -254,12 +255,10 @@ class Operation {
     }
     this.curl = copyable("");
     parts.push(this.curl.node);
-    if (this.triable) {
-      this.button = element("button", { type: "submit", class: "main" }, "Send");
-      this.note = element("span", { class: "quiet mono" });
-      this.output = element("div", { "aria-live": "polite" });
-      parts.push(element("div", { class: "row" }, this.button, this.note), this.output);
-    }
+    this.button = element("button", { type: "submit", class: "main" }, "Send");
+    this.note = element("span", { class: "quiet mono" });
+    this.output = element("div", { "aria-live": "polite" });
+    parts.push(element("div", { class: "row" }, this.button, this.note), this.output);
     this.refresh();
     return element("form", { onsubmit: (event) => { event.preventDefault(); this.send(); } }, parts);
   }
