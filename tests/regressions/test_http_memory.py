@@ -157,12 +157,12 @@ def test_http2_requests_that_are_held_back(server: Served, handlers: Handlers) -
         stream_id = client.start(b"POST", b"/take", end=False)
         client.send(stream_id, bytes(100_000), end=True)
         (connection,) = server.app.connections
-        server.wait(lambda: len(connection._held) == 1)  # type: ignore[attr-defined]
+        server.wait(lambda: len(connection._held) == 1)
         assert server.app.budget.used == 100_000
         client.h2.reset_stream(stream_id)
         client.flush()
         server.wait(lambda: server.app.budget.used == 0)
-        assert [e.body for e in connection._held] == [b""]  # type: ignore[attr-defined]
+        assert [e.body for e in connection._held] == [b""]
     assert handlers.bodies == []
 
 
@@ -200,19 +200,19 @@ def test_only_what_is_taken_is_progress(server: Served) -> None:
         client.flush()
         server.wait(lambda: [type(c).__name__ for c in server.app.connections] == ["Http2Protocol"])
         (connection,) = server.app.connections
-        transport = connection.transport  # type: ignore[attr-defined]
+        transport = connection.transport
 
         def grow() -> None:
-            connection._state._put(6, 1, 0, bytes(8 * MIB))  # type: ignore[attr-defined]
-            connection._flush()  # type: ignore[attr-defined]
+            connection._state._put(6, 1, 0, bytes(8 * MIB))
+            connection._flush()
 
         server.call(grow)
         start_ms = server.app.now_ms()
         seconds = SETTINGS.write_timeout_ms // 1_000 + 3
         time.sleep(0.1)  # until the kernel is full
         for second in range(seconds):
-            server.call(lambda: connection._state._put(6, 1, 0, bytes(8)))  # type: ignore[attr-defined]
-            server.call(connection._flush)  # type: ignore[attr-defined]
+            server.call(lambda: connection._state._put(6, 1, 0, bytes(8)))
+            server.call(connection._flush)
             server.call(lambda at=start_ms + 1_000 * second: connection.tick(at))
         assert transport.is_closing()
 

@@ -36,7 +36,7 @@ class Handlers:
 
     def routes(self) -> list[Route]:
         def route(method: str, path: str, handler: object, **more: object) -> Route:
-            return Route(method, path, handler, TOPICS, **more)  # type: ignore[arg-type]
+            return Route(method, path, handler, TOPICS, **more)
 
         return [
             route("GET", "/hold", self.held.append),
@@ -111,7 +111,7 @@ def test_all_in_progress_are_answered_at_the_end(
             server.call(server.app.drain)
         else:
             sock.shutdown(socket.SHUT_WR)
-            server.wait(lambda: all(c.closing for c in server.app.connections))  # type: ignore[attr-defined]
+            server.wait(lambda: all(c.closing for c in server.app.connections))
         for at in (1, 0, 2):
             release(server, handlers, at)
         data = read_all(sock)
@@ -177,9 +177,9 @@ def test_what_is_around_a_body_is_bounded(server: Served, what: bytes) -> None:
         reads = 0
         server.wait(lambda: bool(server.app.connections))
         (connection,) = server.app.connections
-        while not connection._discarding and reads < 10:  # type: ignore[attr-defined]
-            server.wait(lambda seen=reads: connection._reads > seen)  # type: ignore[attr-defined]
-            reads = connection._reads  # type: ignore[attr-defined]
+        while not connection._discarding and reads < 10:
+            server.wait(lambda seen=reads: connection._reads > seen)
+            reads = connection._reads
             sock.sendall(piece)
         assert read_response(sock).status == 431
 
@@ -192,7 +192,7 @@ def test_what_follows_an_upgrade_is_bounded(server: Served, handlers: Handlers) 
         with pytest.raises(TimeoutError):
             sock.sendall(bytes(64 << 20))
         (connection,) = server.app.connections
-        assert len(connection._leftover) < 1 << 20  # type: ignore[attr-defined]
+        assert len(connection._leftover) < 1 << 20
 
 
 def test_requests_that_all_want_another_protocol(server: Served) -> None:
@@ -299,7 +299,7 @@ def test_a_stream_behind_an_answer_that_nobody_takes(server: Served, handlers: H
         sock.sendall(get("/hold") + get("/stream"))
         server.wait(lambda: len(handlers.held) == 1)
         (connection,) = server.app.connections
-        queue = connection.queue  # type: ignore[attr-defined]
+        queue = connection.queue
         server.wait(lambda: len(queue) == 2 and queue[1].outlet is not None)
         outlets.append(queue[1].outlet)
         server.call(lambda: handlers.held[0].answer(200, bytes(64 << 20), b"text/plain"))
@@ -319,7 +319,7 @@ def test_an_error_when_the_client_goes(
         sock.sendall(get("/hold") + get("/stream" if where == "on_closed" else "/hold"))
         server.wait(lambda: len(handlers.held) > 0)
         (connection,) = server.app.connections
-        queue = connection.queue  # type: ignore[attr-defined]
+        queue = connection.queue
         server.wait(lambda: len(queue) == 2 and (queue[1].outlet or len(handlers.held) == 2))
         ended: list[int] = []
         for exchange in queue:
@@ -343,3 +343,39 @@ def test_a_stop_while_a_connection_is_made(handlers: Handlers) -> None:
         with server.connect() as sock:
             assert sock.recv(1) == b""
         server.wait(lambda: not server.app.connections)
+
+
+@pytest.mark.parametrize("version", ["2.0", "0.9"])
+def test_another_version_behind_the_right_one(server: Served, version: str) -> None:
+    with server.connect() as sock:
+        sock.sendall(get("/echo?a") + get("/echo?b").replace(b"1.1", version.encode()))
+        assert read_response(sock).body == b"a"
+        assert read_response(sock).status == 400
+        assert sock.recv(1) == b""
+
+
+def test_a_drain_with_an_answer_behind_a_stream(server: Served) -> None:
+    with server.connect() as sock:
+        sock.sendall(get("/stream") + get("/echo?b"))
+        server.wait(lambda: bool(server.app.connections))
+        (connection,) = server.app.connections
+        server.wait(lambda: len(connection.queue) == 2 and connection.queue[1].answered)
+        server.call(server.app.drain)
+        server.call(lambda: connection.outlet.close())
+        assert read_all(sock).endswith(b"\r\n\r\nb")
+
+
+def test_a_refusal_behind_a_stream_that_ended_before_its_turn(
+    server: Served, handlers: Handlers, caplog: pytest.LogCaptureFixture
+) -> None:
+    with server.connect() as sock:
+        sock.sendall(get("/hold") + get("/stream") + b"malformed\r\n\r\n")
+        server.wait(lambda: len(handlers.held) == 1)
+        (connection,) = server.app.connections
+        server.wait(lambda: len(connection.queue) == 3 and connection.queue[2].answered)
+        server.call(lambda: connection.queue[1].outlet.close())
+        release(server, handlers, 0)
+        data = read_all(sock)
+        assert data.count(b"HTTP/1.1 200") == 2
+        assert data.count(b"HTTP/1.1 400") == 1
+    assert not caplog.records

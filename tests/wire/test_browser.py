@@ -25,6 +25,7 @@ from tests.wire.proxy import Proxy
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 
+ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 60.0
 RECORDS = 400
 
@@ -284,6 +285,30 @@ def test_a_restarted_server_is_a_new_session(servers, page, topic, tmp_path) -> 
         page.run("window.source.close()")
 
 
+def test_the_script_of_the_page_about_resuming(servers, page, tmp_path) -> None:
+    """What docs/reference/http.md shows rides over a restart, and hears each record once."""
+    text = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
+    script = text.partition("```js\n")[2].partition("```")[0]
+    first = servers.start(tmp_path)
+    with Proxy(first.host, first.port) as proxy:
+        speak = servers.speaker(first, "h1")
+        speak.ok("PUT", "/v0/topics/orders", {"durability": "fsync"})
+        speak.append("orders", 0, 1)
+        page.go(f"{proxy.url}/docs")
+        page.run("window.seen = []; window.show = data => seen.push(...data.records); 0")
+        page.run(f"{script}\n0")
+        page.wait("window.seen.length === 2")
+        first.kill()
+        second = servers.start(tmp_path)
+        proxy.target = second.host, second.port
+        speak = servers.speaker(second, "h1")
+        speak.append("orders", 2, 3)
+        page.wait("window.seen.length >= 4")
+        speak.append("orders", 4)
+        page.wait("window.seen.length >= 5")
+        assert page.run("seen.map(record => record.data)") == [0, 1, 2, 3, 4]
+
+
 # What a page of this server may do, and a page of another one may not.
 
 TALK = """
@@ -346,3 +371,30 @@ def test_the_docs_page(server, page) -> None:
     asked = [url for url in page.requests if not url.startswith("data:")]
     assert len(asked) >= 4, asked
     assert [url for url in asked if not url.startswith(f"{server.url}/")] == []
+
+
+@pytest.mark.parametrize("width", [390, 700])
+def test_the_docs_page_on_a_small_screen(server, page, width) -> None:
+    """Nothing is wider than the screen, and no name is broken into letters."""
+    page.call(
+        "Emulation.setDeviceMetricsOverride",
+        width=width, height=800, deviceScaleFactor=1, mobile=False,
+    )  # fmt: skip
+    page.go(f"{server.url}/docs#append")
+    page.wait("document.querySelector('#append td code') !== null")
+    assert page.run("document.documentElement.scrollWidth") <= width
+    lines = "[...document.querySelectorAll('#append td:first-child code')].map(c => c.offsetHeight)"
+    assert 0 < max(page.run(lines)) < 40
+    hidden_by = "document.elementFromPoint(30, r.top + 10)"
+    path = "const r = document.querySelector('#append summary').getBoundingClientRect();"
+    assert page.run(f"{{ {path} {hidden_by}.closest('#append') !== null }}")
+
+
+def test_the_docs_page_of_the_websocket(server, page) -> None:
+    """It names the commands, and offers no curl that cannot work."""
+    page.go(f"{server.url}/docs#websocket")
+    page.wait("document.querySelector('#websocket .inside') !== null")
+    text = page.run("document.querySelector('#websocket').innerText")
+    assert "curl" not in text
+    for op in ("subscribe", "unsubscribe", "publish", "ping"):
+        assert f'"op":"{op}"' in text

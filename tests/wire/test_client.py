@@ -67,6 +67,21 @@ def test_keys_and_producers(client, topic) -> None:
     assert client.topic(topic).head_seq == 2
 
 
+def test_bytes_go_by_arrow_and_come_back_as_bytes(client, topic) -> None:
+    payloads = [b"\x00\xff", b"", b'{"x":1}']
+    metas = [None, '{"m":1}', "[2]"]
+    client.append_arrow(topic, pa.table({"data": payloads, "meta": metas}))
+    records = client.diff(topic).records
+    assert [record.data for record in records] == payloads
+    encoded = {"$encoding": "base64"}
+    assert [record.meta for record in records] == [
+        encoded,
+        {"m": 1, **encoded},
+        {"$meta": [2], **encoded},
+    ]
+    assert client.diff_arrow(topic).table["data"].to_pylist() == payloads
+
+
 def test_topics(client, topic) -> None:
     put = client.put_topic(f"{topic}-a", {"durability": "fsync"})
     assert put.created and put.config["durable"] is True

@@ -250,5 +250,16 @@ def test_tls(servers, data, tmp_path) -> None:
         for path in ("/v0/health", "/v0/topics/t", "/v0/topics"):
             reply = modern.get(f"{server.url}{path}")
             assert (reply.status_code, reply.http_version) == (200, "HTTP/2")
-    with Client(server.url, deadline_ms=0) as stranger, pytest.raises(Unreachable):
+    # What no repeat can mend is told at once, long before the deadline.
+    with (
+        Client(server.url, deadline_ms=10**9) as stranger,
+        pytest.raises(Unreachable, match=r"certificate .* is not trusted: .*tls=") as caught,
+    ):
+        stranger.health()
+    assert caught.value.detail["reason"] == "setup"
+    plain = server.url.replace("https:", "http:")
+    with (
+        Client(plain, deadline_ms=0) as stranger,
+        pytest.raises(Unreachable, match="https:// if it serves TLS"),
+    ):
         stranger.health()

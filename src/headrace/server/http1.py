@@ -325,6 +325,8 @@ class Http1Protocol(RequestReader):
                 return
             self._release(first.held)
             first.held = 0
+            if self.closing and len(self.queue) == 1:
+                first.keep_alive = False  # although it does not say so
             self.answered(first)
         else:
             self.stay()
@@ -335,6 +337,7 @@ class Http1Protocol(RequestReader):
         transport = self.transport
         assert transport is not None
         queue, self.queue = self.queue, deque()
+        self._handled = 0
         for exchange in queue:
             exchange.lost()
         if lingers:

@@ -201,7 +201,7 @@ class RequestReader(asyncio.Protocol):
         headers, parser = self._headers, self._parser
         if self._head_bytes > 0 or self._chunk_bytes > self._header_bytes_max:
             self._check_head()
-        if self._modern is None or b"connection" in headers:
+        if not self._modern or b"connection" in headers:
             self._modern = self._is_modern()
         if b"host" not in headers and self._modern:
             self._stop(InvalidRequest("no Host header", fix="send one"))
@@ -296,8 +296,13 @@ class RequestReader(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._body_follows:
             return  # the parser expects none: `_read_on` does
-        exchange = self._exchange
+        exchange, parser = self._exchange, self._parser
         assert exchange is not None
+        if not parser.should_keep_alive():
+            # Before anything else: it may be refused for its version.
+            exchange.keep_alive = False
+            exchange.modern = self._is_modern()
+            self._known = None  # nothing may follow
         self._exchange = None
         self._phase = IDLE
         self._at_start = False
@@ -307,11 +312,6 @@ class RequestReader(asyncio.Protocol):
             self._body = []
             if self._budgeted:
                 self._give_budget()
-        parser = self._parser
-        if not parser.should_keep_alive():
-            exchange.keep_alive = False
-            exchange.modern = self._is_modern()
-            self._known = None  # nothing may follow
         if b"upgrade" in exchange.headers and parser.should_upgrade():
             exchange.upgrade_to = exchange.headers.get(b"upgrade", b"").lower()
         if exchange.streamed:

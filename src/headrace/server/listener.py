@@ -65,6 +65,7 @@ def _no_password() -> str:
     # Without this, OpenSSL would ask the terminal.
     raise ValueError("the key is encrypted, and there is nobody to ask for its password")
 
+
 # How long data may go unacknowledged by the other machine.  Longer than the time-outs of the
 # transports, which know more: this one is for peers that are gone.
 UNHEARD_MS_MAX = 120_000

@@ -112,7 +112,7 @@ PARAMETERS: Final[dict[str, Schema]] = {
         "Idempotency-Key",
         "A repeat with the same key within the topic's window is answered as the first was. "
         "Used when the body has no idempotency_key.",
-        {"type": "string", "maxLength": 256, "pattern": "^[!-~]*$"},
+        {"type": "string", "maxLength": 256},
     ),
     "Last-Event-ID": _header(
         "Last-Event-ID",

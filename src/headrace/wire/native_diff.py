@@ -46,6 +46,7 @@ class DiffApi:
         self.metrics = metrics
         self.vocabulary = vocabulary
         self.deadlines = Deadlines(engine.runtime)
+        self.draining = False
         self.waiting: set[_Poll] = set()  # for records; at most one for each request in progress
 
     def diff(self, exchange: Exchange) -> None:
@@ -55,7 +56,8 @@ class DiffApi:
         _Poll(self, exchange, body, arrow).read()
 
     def drain(self) -> None:
-        """Let nobody wait any longer."""
+        """Let nobody wait any longer, also not those who read just now."""
+        self.draining = True
         for poll in list(self.waiting):
             poll.end_wait()
 
@@ -185,6 +187,7 @@ class _Poll:
             self._api.engine.touch(page.topic)
             wait_ms = min(self._body.wait_ms or 0, self._api.settings.wait_ms_max)
             idle = not page.count and page.tombstone is None and page.caught_up
+            idle = idle and not self._api.draining
             if wait_ms and idle and (self._deadline is None or self._deadline.thunk is not None):
                 self._park(page, wait_ms)
             else:

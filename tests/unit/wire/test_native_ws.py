@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from headrace.storage.block import Batch
 from headrace.wire import native_ws
 from tests.unit.wire.conftest import Live, StartLive
 from tests.unit.wire.websocket_client import SECRET, Client, ops, upgrade
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -75,6 +78,13 @@ def test_what_is_no_command(client: Client, text: bytes) -> None:
     client.send_text(text)
     [error] = client.read()
     assert (error["op"], error["code"], error["request_id"]) == ("error", "invalid_json", None)
+
+
+def test_a_wrong_field_is_told_where_the_fields_are(client: Client) -> None:
+    client.send_text(b'{"op":"subscribe","topic":5}')
+    [error] = client.read()
+    page, _, anchor = error["message"].split("; ")[1].split()[0].partition("#")
+    assert f"## {anchor}".lower() in (ROOT / page).read_text(encoding="utf-8").lower()
     assert error["message"]
 
 
