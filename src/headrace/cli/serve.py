@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
     settings = settings_of(options).settings
     _start_logging(settings.log)
-    settings = _within(_raise_file_limit(), settings)
+    _raise_file_limit()
     pa.set_cpu_count(1)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(settings, as_json=options.json))
@@ -71,16 +71,16 @@ def _start_logging(level: str) -> None:
     log.setLevel(level.upper())
 
 
-def _raise_file_limit() -> int:
+def _raise_file_limit() -> None:
     """Every sealed file and every connection takes a descriptor: as many as are allowed."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def _within(files_max: int, settings: Settings) -> Settings:
+def _within_file_limit(settings: Settings) -> Settings:
     """Fewer connections than the machine allows files: the log must always be able to open one."""
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files_max == resource.RLIM_INFINITY:
         return settings
     connections_max = max(files_max - max(files_max // CONNECTIONS_LEAVE, FILES_MIN), 1)
@@ -104,6 +104,7 @@ async def _serve(settings: Settings, *, as_json: bool) -> None:
     settings = dataclasses.replace(settings, api_keys="")
     check_exposure(settings, keys)
     listener = Listener(settings, tls_context(settings))
+    settings = _within_file_limit(settings)
     signals = StopSignals()
     engine = Engine.prepare_async(settings.data_dir, settings)
     try:
