@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -22,6 +23,8 @@ IN_MEMORY = {"tmpfs", "ramfs"}
 
 
 def main() -> int:
+    # Ended from outside, it still removes its directories and stops its servers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options = parse()
     if options.step:
         return measure.run_step(*options.step)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -205,7 +206,13 @@ def step(name: str, **arguments: Any) -> Any:
 
     None when it ended itself by SIGKILL, as steps that play a crash do.
     """
-    done = subprocess.run(_command(name, arguments), stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    done = subprocess.run(
+        _command(name, arguments),
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        text=True,
+        preexec_fn=die_with_parent,
+    )
     if done.returncode == -signal.SIGKILL:
         return None
     if done.returncode != 0:
@@ -223,6 +230,7 @@ class Partner:
             stdout=subprocess.PIPE,
             cwd=ROOT,
             text=True,
+            preexec_fn=die_with_parent,
         )
 
     def ask(self, question: str = "") -> Any:
@@ -257,6 +265,15 @@ class Partner:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl
+
+
+def die_with_parent() -> None:
+    """For `preexec_fn`: a process that we start ends when we do, however that happens."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _command(name: str, arguments: dict[str, Any]) -> list[str]:

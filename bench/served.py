@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.measure import QUICK_FILE_BYTES, QUICK_VARIABLE, ROOT, step
+from bench.measure import QUICK_FILE_BYTES, QUICK_VARIABLE, ROOT, die_with_parent, step
 from bench.wires import HOST
 
 READY_SECONDS = 60.0
@@ -125,6 +125,7 @@ def started(
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
         )
     server = Served(process, port)
     try:
@@ -158,6 +159,7 @@ def serving(directory: str, **settings: Any) -> Iterator[Served]:
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
         )
     server = Served(process, 0)
     try:
