@@ -189,7 +189,7 @@ def test_http2_heads_that_nobody_reads(server: Served) -> None:
         assert 0 < max(buffered) < 2 * MIB
 
 
-def _with_much(_exchange: Exchange, _status: int, _headers: object) -> list[tuple[bytes, bytes]]:
+def _with_much(_exchange: Exchange, _headers: object) -> list[tuple[bytes, bytes]]:
     return [(b"x", bytes(8_000).replace(b"\0", b"v"))]
 
 

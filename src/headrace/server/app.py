@@ -314,12 +314,12 @@ class App:
 
     # Its answer
 
-    def prepare(self, exchange: Exchange, status: int, headers: Headers) -> Headers:
+    def prepare(self, exchange: Exchange, headers: Headers) -> Headers:
         """The headers of an answer, with those that every answer gets."""
         more = self.gate.response_headers(exchange)
         return (*headers, *more) if more else headers
 
-    def coding(self, exchange: Exchange, body: bytes, content_type: bytes) -> str | None:
+    def coding(self, exchange: Exchange, body: bytes) -> str | None:
         """How this body is to be compressed, or None."""
         accepted = exchange.headers.get(b"accept-encoding")
         if accepted is None or len(body) < self.settings.compress_bytes_min:

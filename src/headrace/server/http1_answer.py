@@ -10,12 +10,9 @@ import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from headrace.core.errors import HeadraceError
 from headrace.server.app import Target
-from headrace.wire.exchange import JSON, Dialect, Exchange, Headers, Outlet
-from headrace.wire.metrics import UNROUTED
-from headrace.wire.native import dialect_of
-from headrace.wire.routes import Route
+from headrace.server.served import ServedExchange
+from headrace.wire.exchange import Headers, Outlet
 
 if TYPE_CHECKING:
     from headrace.server.http1 import Http1Protocol
@@ -32,8 +29,10 @@ _STATUS_LINES: Final = {
 _heads: dict[tuple[int, bytes], bytes] = {}
 
 
-class Http1Exchange(Exchange):
+class Http1Exchange(ServedExchange):
     """One request of a connection."""
+
+    _connection: Http1Protocol
 
     # Most requests never set these.
     held = 0  # bytes of the answer, while others have to go before it
@@ -74,31 +73,9 @@ class Http1Exchange(Exchange):
 
     # Whole answers
 
-    def answer(
-        self, status: int, body: bytes, content_type: bytes = JSON, headers: Headers = ()
-    ) -> None:
-        if self.answered:
-            log.error("a second answer to %s %s", self.method, self.path)
-            return
-        self.answered = True
+    def _let_go(self) -> None:
         if self.streamed:
             self.on_body = None
-        if b"accept-encoding" in self.headers and body:
-            app = self._connection.app
-            coding = app.coding(self, body, content_type)
-            if coding is not None:
-
-                def send(packed: bytes | None) -> None:
-                    if packed is None or len(packed) >= len(body):
-                        self._send(status, body, content_type, headers)
-                    else:
-                        coded = (b"content-encoding", coding.encode("ascii"))
-                        vary = (b"vary", b"accept-encoding")
-                        self._send(status, packed, content_type, (*headers, coded, vary))
-
-                app.compress(body, coding, send)
-                return
-        self._send(status, body, content_type, headers)
 
     def _send(self, status: int, body: bytes, content_type: bytes, headers: Headers) -> None:
         connection = self._connection
@@ -107,7 +84,7 @@ class Http1Exchange(Exchange):
             self._end(status)
             return
         if connection.app.gate.adds_headers:
-            headers = connection.app.prepare(self, status, headers)
+            headers = connection.app.prepare(self, headers)
         if not self.whole and not self.streamed:
             # An answer before the end of the request: what is left of it cannot be told apart.
             self.keep_alive = False
@@ -135,17 +112,6 @@ class Http1Exchange(Exchange):
             connection.linger(self.ready)
         else:
             connection.answered(self)
-
-    def fail(self, error: BaseException) -> None:
-        self._connection.app.metrics.failed(error)
-        super().fail(error)
-
-    def refuse(self, error: HeadraceError) -> None:
-        """Answer a request that could not be read to its end."""
-        if self.route is None:
-            self.route = unread_route(dialect_of(self.path))
-        self.on_answered = self._connection.app.finished
-        self.fail(error)
 
     def _end(self, status: int) -> None:
         callback, self.on_answered = self.on_answered, None
@@ -198,7 +164,7 @@ class Http1Exchange(Exchange):
         self._status = status
         connection = self._connection
         if connection.app.gate.adds_headers:
-            headers = connection.app.prepare(self, status, headers)
+            headers = connection.app.prepare(self, headers)
         head = _STATUS_LINES[status] + _lines(headers)
         if not self.keep_alive and status != 101:
             head += b"connection: close\r\n"
@@ -354,15 +320,6 @@ class StreamOutlet(Outlet):
         except Exception:  # the connection has to go on
             log.exception("%s failed to go on", self._exchange.path)
             self.close()
-
-
-def unread_route(dialect: Dialect) -> Route:
-    """Where a request that could not be read to its end is counted, and how it is refused."""
-    return Route("", UNROUTED, _unserved, dialect)
-
-
-def _unserved(_exchange: Exchange) -> None:
-    raise AssertionError("nothing is served here")
 
 
 def _make_head(status: int, content_type: bytes) -> bytes:

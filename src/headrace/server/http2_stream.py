@@ -16,9 +16,8 @@ from headrace.core.errors import HeadraceError
 from headrace.server.http2_headers import Head, encode_head, encode_whole
 from headrace.server.http2_limits import FREE_BODY_BYTES
 from headrace.server.refusals import body_too_large
-from headrace.wire.exchange import JSON, Exchange, Headers, Outlet
-from headrace.wire.native import dialect_of
-from headrace.wire.routes import Route
+from headrace.server.served import ServedExchange
+from headrace.wire.exchange import Headers, Outlet
 
 if TYPE_CHECKING:
     from headrace.server.http2 import Http2Protocol
@@ -31,11 +30,7 @@ CONTINUE: Final = encode_head(100, ())
 OnBody = Callable[[bytes], None]
 
 
-def _never(exchange: Exchange) -> None:
-    raise AssertionError(exchange.path)
-
-
-class Http2Exchange(Exchange):
+class Http2Exchange(ServedExchange):
     """One stream of a connection."""
 
     __slots__ = (
@@ -58,6 +53,7 @@ class Http2Exchange(Exchange):
         "streamed",
         "upgrade_to",
     )
+    _connection: Http2Protocol
 
     def __init__(self, connection: Http2Protocol, stream_id: int, head: Head) -> None:
         app = connection.app
@@ -87,10 +83,6 @@ class Http2Exchange(Exchange):
     @property
     def upgrade(self) -> bytes:
         return self.upgrade_to
-
-    def fail(self, error: BaseException) -> None:
-        self._connection.app.metrics.failed(error)
-        super().fail(error)
 
     # The body
 
@@ -143,35 +135,11 @@ class Http2Exchange(Exchange):
 
     # Whole answers
 
-    def answer(
-        self, status: int, body: bytes, content_type: bytes = JSON, headers: Headers = ()
-    ) -> None:
-        if self.answered:
-            log.error("a second answer to %s %s", self.method, self.path)
-            return
-        self.answered = True
-        if b"accept-encoding" in self.headers and body:
-            app = self._connection.app
-            coding = app.coding(self, body, content_type)
-            if coding is not None:
-
-                def send(packed: bytes | None) -> None:
-                    if packed is None or len(packed) >= len(body):
-                        self._send(status, body, content_type, headers)
-                    else:
-                        coded = (b"content-encoding", coding.encode("ascii"))
-                        vary = (b"vary", b"accept-encoding")
-                        self._send(status, packed, content_type, (*headers, coded, vary))
-
-                app.compress(body, coding, send)
-                return
-        self._send(status, body, content_type, headers)
-
     def _send(self, status: int, body: bytes, content_type: bytes, headers: Headers) -> None:
         if not self.gone:
             connection = self._connection
             if connection.app.gate.adds_headers:
-                headers = connection.app.prepare(self, status, headers)
+                headers = connection.app.prepare(self, headers)
             bodiless = self.method == "HEAD" or status in _BODILESS
             if status in _BODILESS:
                 block = encode_head(status, headers)
@@ -191,13 +159,6 @@ class Http2Exchange(Exchange):
             except HeadraceError as error:
                 self.refuse(error)
         return not self.answered
-
-    def refuse(self, error: HeadraceError) -> None:
-        """Answer a request that is not handed to the application."""
-        if self.route is None:
-            self.route = Route(self.method, "(unread)", _never, dialect_of(self.path))
-        self.on_answered = self._connection.app.finished
-        self.fail(error)
 
     def end(self, status: int) -> None:
         """Tell whoever counts, once."""
@@ -241,7 +202,7 @@ class Http2Exchange(Exchange):
         self._status = 200
         connection = self._connection
         if connection.app.gate.adds_headers:
-            headers = connection.app.prepare(self, 200, headers)
+            headers = connection.app.prepare(self, headers)
         outlet = self.outlet = Http2Outlet(self, connection)
         if self.gone:
             connection.app.soon(outlet.lost)
