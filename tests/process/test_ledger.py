@@ -235,3 +235,16 @@ def test_wrong_answers_are_noticed() -> None:
     skipping = first.rows + 2
     with pytest.raises(Violation, match="seqs skip"):
         ledger.appended(second, Acked(1, skipping, skipping + second.rows - 1, 6))
+
+
+def test_what_may_have_been_fenced_off_is_not_sent_again() -> None:
+    ledger = Ledger(SEED)
+    claimed = {run: next(op for op in map(Traffic(SEED, run).__getitem__, range(OPS)) if op.claim)
+               for run in (1, 2)}  # fmt: skip
+    first = claimed[1]
+    ledger.began(first)
+    ledger.appended(first, Acked(1, 1, first.rows, 5, False))
+    assert ledger.to_retry(list) == [first.name]
+    # A newer run was killed with an append under way, and no start has told yet what became of it.
+    ledger.began(claimed[2])
+    assert ledger.to_retry(list) == []

@@ -145,9 +145,12 @@ class Ledger:
         """Appends under a key or a producer to send once more, in order.
 
         All that are not stored, and those that `pick` takes of the others.  Of producers only the
-        newest epoch, because older ones are refused.
+        newest epoch, because older ones are refused.  An append that no restart has settled yet
+        counts too: it may be in the log, and then it has fenced off what came before it.
         """
-        epoch = max((run for run, n in self._guarded if self.op(run, n).claim), default=0)
+        unsettled = [name for topic in self._topics.values() for name in topic.begun]
+        claims = (run for run, n in [*self._guarded, *unsettled] if self.op(run, n).claim)
+        epoch = max(claims, default=0)
         stored: list[Name] = []
         lost: list[Name] = []
         for (run, number), first in self._guarded.items():
