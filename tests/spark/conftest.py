@@ -1,0 +1,63 @@
+"""One Spark session for every test here, and servers to read from and write to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.client import Client
+from headrace.spark import spark_session
+from headrace.testing.process import ServerProcess
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one session: two threads, tasks tried again up to three times."""
+    directory = tmp_path_factory.mktemp("spark")
+    session = spark_session(
+        {
+            "spark.sql.warehouse.dir": str(directory / "warehouse"),
+            "spark.local.dir": str(directory / "local"),
+            "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory / 'derby'}",
+        },
+        master="local[2,4]",
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that all tests share: each uses topics of its own."""
+    with ServerProcess(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Client]:
+    with Client(server.url) as found:
+        yield found
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses."""
+    return "t-" + request.node.nodeid.rpartition("::")[2].translate({ord(c): "-" for c in "[]/ :"})
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Servers of one test: `start_server(HEADRACE_X="1")`, or by settings of `ServerProcess`."""
+    running: list[ServerProcess] = []
+
+    def start(directory: Path | None = None, **how: object) -> ServerProcess:
+        process = ServerProcess(directory or tmp_path / "data", **how)  # type: ignore[arg-type]
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
