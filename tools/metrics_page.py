@@ -51,6 +51,7 @@ GROUPS = {
     "Appends and reads": ("append", "read_records", "read_duration"),
     "Requests": ("http",),
     "Live readers": ("sse", "watch"),
+    "Pressure and priorities": ("pressure", "scheduler", "throttle"),
     "The log": ("wal",),
     "Files and memory": ("checkpoint", "segment", "memory", "read_cache", "idempotency", "disk"),
     "Start, and damage": ("ready", "recovery", "uptime", "build", "corruption", "clock", "tier"),

@@ -46,6 +46,7 @@ class Server(NamedTuple):
     live: LiveApi
     watch: ProcessWatch
     runtime: Runtime
+    engine: Engine
 
     def protocol(self) -> asyncio.Protocol:
         """A new connection's."""
@@ -55,6 +56,7 @@ class Server(NamedTuple):
         """Begin with what happens by itself."""
         self.app.start()
         self.watch.start()
+        self.engine.govern()
         self._look_after_sessions()
 
     def _look_after_sessions(self) -> None:
@@ -98,7 +100,7 @@ def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
     sources.response_pending_bytes = lambda: app.pending_bytes
     sources.parked_requests = lambda: app.parked
     watch = watch_process(metrics, engine.runtime, resident_bytes)
-    return Server(app, native, live, watch, engine.runtime)
+    return Server(app, native, live, watch, engine.runtime, engine)
 
 
 def _shortest_heartbeat_ms() -> int:

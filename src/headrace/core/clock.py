@@ -28,6 +28,10 @@ class Clock(Protocol):
         """Nanoseconds from an arbitrary start; never goes back."""
         ...
 
+    def thread_ns(self) -> int:
+        """Nanoseconds of CPU time that the calling thread has used."""
+        ...
+
 
 class SystemClock:
     """The machine's clocks."""
@@ -36,6 +40,7 @@ class SystemClock:
         return time.time_ns() // NS_PER_MS
 
     monotonic_ns = staticmethod(time.monotonic_ns)
+    thread_ns = staticmethod(time.thread_time_ns)
 
 
 class ManualClock:
@@ -50,12 +55,20 @@ class ManualClock:
     def __init__(self, wall_ms: int = 1_700_000_000_000) -> None:
         self._wall_ms = wall_ms
         self._monotonic_ns = 0
+        self._thread_ns = 0
 
     def wall_ms(self) -> int:
         return self._wall_ms
 
     def monotonic_ns(self) -> int:
         return self._monotonic_ns
+
+    def thread_ns(self) -> int:
+        return self._thread_ns
+
+    def work(self, ms: int) -> None:
+        """Let the thread have used `ms` milliseconds; no time passes."""
+        self._thread_ns += ms * NS_PER_MS
 
     def advance(self, ms: int) -> None:
         """Let `ms` milliseconds pass, on both clocks."""

@@ -152,6 +152,24 @@ class TopicNotFound(ClientError):
         )
 
 
+class RouterNotFound(ClientError):
+    """No router of this name; detail `router`."""
+
+    code = "router_not_found"
+    status = 404
+
+    @classmethod
+    def named(cls, name: object) -> RouterNotFound:
+        return cls(f"no router {name!r}", fix="create it first", detail={"router": name})
+
+
+class RouterCycle(ClientError):
+    """The router would send records in a circle; detail `cycle` names the topics on it."""
+
+    code = "router_cycle"
+    status = 409
+
+
 class TopicExistsIncompatible(ClientError):
     """The topic exists with a type, kind or epoch that this call contradicts."""
 
@@ -163,6 +181,13 @@ class TopicNotEmpty(ClientError):
     """A delete that was conditional on emptiness found live records."""
 
     code = "topic_not_empty"
+    status = 409
+
+
+class NotAQueue(ClientError):
+    """The topic is a log: its records cannot be claimed."""
+
+    code = "not_a_queue"
     status = 409
 
 

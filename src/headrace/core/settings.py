@@ -149,6 +149,9 @@ class Settings:
     wal_pending_bytes_max: Annotated[int, _size("Most bytes waiting for the log.", 4 * KIB)] = (
         64 * MIB
     )
+    wal_queue_depth_max: Annotated[
+        int, _count("Appends waiting for the log beyond which an overloaded server refuses more.")
+    ] = 4_096
     sync_interval_ms: Annotated[
         int, _duration("Longest time until classes `memory` and `disk` are synced.", 1, 60_000)
     ] = 50
@@ -190,6 +193,10 @@ class Settings:
     max_topics: Annotated[int, _count("Most topics; 0: no bound.", 0)] = 100_000
     max_total_bytes: Annotated[int, _size("Most live bytes of all topics; 0: no bound.", 0)] = 0
 
+    jobs_out_max: Annotated[int, _count("Jobs of one queue delivered and not done.")] = 200_000
+    claims_waiting_max: Annotated[int, _count("Claims of one queue that are being gathered.")] = (
+        10_000
+    )
     max_routers: Annotated[int, _count("Most routers; 0: no bound.", 0)] = 10_000
     max_watch_sessions: Annotated[int, _count("Most watch sessions; 0: no bound.", 0)] = 10_000
     max_sse_connections: Annotated[
@@ -218,6 +225,9 @@ class Settings:
     wait_ms_max: Annotated[int, _duration("Longest wait of a long poll.", 0)] = 30_000
     read_bytes_default: Annotated[int, _size("Bytes in a read that names no budget.")] = MIB
     read_bytes_max: Annotated[int, _size("Bytes in one read.")] = 8 * MIB
+    claim_bytes_max: Annotated[int, _size("Bytes of jobs in one claim, beyond the first.")] = (
+        8 * MIB
+    )
     arrow_rows_max: Annotated[int, _count("Rows in one Arrow body.")] = 65_536
     arrow_bytes_max: Annotated[int, _size("Bytes in one Arrow answer.")] = 64 * MIB
     page_size_default: Annotated[int, _count("Items in a list that names no size.")] = 100

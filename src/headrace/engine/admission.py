@@ -48,6 +48,8 @@ class Append(NamedTuple):
     producer: ProducerClaim | None = None
     expected_head_seq: int | None = None
     state: bytes | None = None  # dialect state, replaced in the same commit
+    disable_backpressure: bool = False  # do not refuse it under pressure
+    trusted: bool = False  # a copy of stored records: the limits of a request do not apply
 
 
 PLAIN = Append()
@@ -60,6 +62,8 @@ def check_batch(settings: Settings, batch: AnyBatch, how: Append) -> int:
         if how is not PLAIN:
             _check_conditions(settings, how)
         return batch.bytes
+    if how.trusted:
+        return _size(batch)
     data, kind, tags, nodes, metas, headers, kinds, stamps = batch
     if not isinstance(data, (list, tuple)):
         raise InvalidRequest(f"data is {type(data).__name__}", fix="send a list of bytes")
@@ -81,6 +85,11 @@ def check_batch(settings: Settings, batch: AnyBatch, how: Append) -> int:
     if how is not PLAIN:
         _check_conditions(settings, how)
     return size
+
+
+def _size(batch: Batch) -> int:
+    metas = sum(len(meta) for meta in batch.metas if meta is not None) if batch.metas else 0
+    return sum(map(len, batch.data)) + metas
 
 
 def _check_sizes(settings: Settings, batch: Batch) -> int:

@@ -57,6 +57,7 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     ts: int = 0
     sync_ns: int = 0  # of the sync it waited for
     write_ns: int = 0  # of the log write that held it
+    throttle_ns: int = 0  # how long its sync was put off for others to join it
 
 
 class Appender:
@@ -93,6 +94,8 @@ class Appender:
         shard = core.shard_of(topic.id)
         if not created:
             core.refuse_writes(shard)
+            if core.throttle.shedding:
+                core.throttle.refuse_if_full(shard, how.disable_backpressure)
             if topic.ephemeral:
                 core.refuse_ephemeral(size)
         if topic.bounded or settings.max_total_bytes or topic.staged > FEW_SEQS_LEFT:
@@ -127,6 +130,9 @@ class Appender:
         config = how.config if how.config is not None else _DEFAULT_CONFIG
         create = how.create if how.create is not None else config.auto_create
         self._lifecycle.check_creatable(name, config, create)
+        self._core.throttle.refuse_if_full(
+            self._core.shard_of(self._core.next_topic_id), how.disable_backpressure
+        )
         if config.discard == "reject":
             refuse_oversized(name, config, batch, size)
         check_quota(self._core, size)
@@ -203,13 +209,7 @@ class Appender:
         reserve = 0
         needs_sync = topic.needs_sync
         if not needs_sync and last + RESERVE_MIN // 2 > topic.reserved:
-            if topic.reserve_mark and shard.durable >= topic.reserve_mark:
-                topic.reserved, topic.reserve_mark = topic.reserve_asked, 0
-            if last > topic.reserved:
-                needs_sync = True
-            asked = topic.reserve_staged > topic.reserved and last <= topic.reserve_staged
-            if not asked and last + RESERVE_MIN // 2 > topic.reserved:
-                reserve = self._reserve(topic, last)
+            reserve, needs_sync = self._reserve_up_to(topic, last, shard)
         if topic.unsettled_syncs:
             needs_sync = True
         sidecar = b"" if how is PLAIN else _sidecar(how)
@@ -238,6 +238,25 @@ class Appender:
         if sidecar:
             self._note_in_flight(topic, how, pending)
         return pending
+
+    def number_copies(self, topic: Topic, last: int, shard: WalShard) -> tuple[int, bool]:
+        """Seqs up to `last` are about to be given to copies: what to reserve, whether to sync."""
+        reserve, needs_sync = 0, topic.needs_sync
+        if not needs_sync and last + RESERVE_MIN // 2 > topic.reserved:
+            reserve, needs_sync = self._reserve_up_to(topic, last, shard)
+        if reserve:
+            topic.reserve_staged = reserve
+        return reserve, needs_sync or topic.unsettled_syncs > 0
+
+    def _reserve_up_to(self, topic: Topic, last: int, shard: WalShard) -> tuple[int, bool]:
+        """What an entry that gives out `last` has to reserve, and whether it has to be synced."""
+        if topic.reserve_mark and shard.durable >= topic.reserve_mark:
+            topic.reserved, topic.reserve_mark = topic.reserve_asked, 0
+        reserve = 0
+        asked = topic.reserve_staged > topic.reserved and last <= topic.reserve_staged
+        if not asked and last + RESERVE_MIN // 2 > topic.reserved:
+            reserve = self._reserve(topic, last)
+        return reserve, last > topic.reserved
 
     def _reserve(self, topic: Topic, last: int) -> int:
         """Seqs up to this one may be acknowledged once the log is synced beyond this entry."""
@@ -325,6 +344,7 @@ class PendingAppend(Ticket[Appended], eq=False):
         answer = Appended(
             topic.name, topic.epoch, first, last, last, count, self._created, False, block.ts,
             shard.sync_ns if needs_sync else 0, shard.write_ns if self.raw else 0,
+            shard.window_wait_ns if needs_sync else 0,
         )  # fmt: skip
         try:
             self.resolve(answer)

@@ -181,6 +181,8 @@ class _Checkpoint:
         self._captures: list[Capture] = []
         self._keys: list[KeyRow] = []
         self._next_topic_id = 0
+        self._connected: list[Topic] = []  # by routers, still to be captured
+        self._parts: dict[str, bytes] = {}  # of the snapshot, that say how far routers are
 
     # 1. A new log file, and everything before it settled
 
@@ -233,11 +235,34 @@ class _Checkpoint:
     # 2. Capture
 
     def _start_capture(self) -> None:
+        forwarding = self._core.forwarding
+        # Until the topics that routers connect are captured, so that what the log says of copies
+        # from then on is about records that this snapshot, or the log after it, has.
+        if self._failure is None and forwarding is not None and forwarding.hold():
+            self._barrier(self._capture_topics)
+        else:
+            self._capture_topics()
+
+    def _capture_topics(self) -> None:
         if self._failure is not None:
             self._end(self._failure)
             return
         self._take_dirty()
+        forwarding = self._core.forwarding
+        if forwarding is not None:
+            connected = forwarding.connected()
+            self._connected = [topic for topic in self._todo if topic.id in connected]
+            self._todo = [topic for topic in self._todo if topic.id not in connected]
+        self._in_slices(self._connected, self._capture, self._capture_rest)
+
+    def _capture_rest(self) -> None:
+        self._capture_routers()
         self._in_slices(self._todo, self._capture, self._write)
+
+    def _capture_routers(self) -> None:
+        if self._core.forwarding is not None:
+            self._parts = self._core.forwarding.capture()
+            self._core.forwarding.release()
 
     def _take_dirty(self) -> None:
         core = self._core
@@ -288,6 +313,7 @@ class _Checkpoint:
         self._take_dirty()
         for topic in _pop(self._todo, len(self._todo)):
             self._capture(topic, clean=True)
+        self._capture_routers()
 
     # 3. Files
 
@@ -384,7 +410,9 @@ class _Checkpoint:
             key_files=key_files,
             topics={c.state.id: c.state for c in self._captures},
             topics_removed=set(self._removed),
-            extra={WAL_NUMBER: self._wal_number.to_bytes(8, "little")},
+            extra={WAL_NUMBER: self._wal_number.to_bytes(8, "little")}
+            | {name: part for name, part in self._parts.items() if part},
+            extra_removed={name for name, part in self._parts.items() if not part},
         )
 
     def _old_keys(self, key_files: list[KeyFileMeta], now: int) -> list[KeyRow]:
@@ -438,6 +466,8 @@ class _Checkpoint:
         self._core.runtime.submit(LANE, flip, self._guarded(lambda _, failed: self._end(failed)))
 
     def _end(self, error: BaseException | None) -> None:
+        if self._core.forwarding is not None:
+            self._core.forwarding.release()
         if error is not None:
             self._give_back()
         self._owner.finished(self, error)
@@ -450,7 +480,9 @@ class _Checkpoint:
         for captured in self._captures:
             if captured.topic.live:
                 core.dirty.setdefault(captured.topic.id, captured.topic)
-        for topic in self._todo:
+        for topic in [*self._connected, *self._todo]:
             core.dirty.setdefault(topic.id, topic)
+        if core.forwarding is not None:
+            core.forwarding.give_back(self._parts)
         core.removed |= self._removed
         core.keys.put_back(self._keys)

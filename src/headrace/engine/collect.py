@@ -151,7 +151,7 @@ class Collector:
             end = min(stop, start + self.left)
             size = block.size_of(start, end)
             if size > self.bytes_left:
-                end = _fit(block, start, end, self.bytes_left)
+                end = fit_rows(block, start, end, self.bytes_left)
                 size = block.size_of(start, end)
             self._add(block.rows(start, end), size)
             start = end
@@ -209,7 +209,7 @@ def _size(rows: Rows) -> int:
     return total
 
 
-def _fit(block: Block, start: int, stop: int, bytes_max: int) -> int:
+def fit_rows(block: Block, start: int, stop: int, bytes_max: int) -> int:
     """The largest end such that rows start..end hold at most `bytes_max`; at least one row."""
     low, high = start + 1, stop
     while low < high:

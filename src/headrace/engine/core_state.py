@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from itertools import count
-from typing import TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from xxhash import xxh3_64_intdigest
 
@@ -29,8 +29,10 @@ from headrace.core.runtime import Runtime, Thunk, Ticket
 from headrace.core.settings import Settings
 from headrace.engine.idempotency import KeyIndex
 from headrace.engine.names import NameIndex
+from headrace.engine.throttle import Throttle
 from headrace.engine.topic import Sealed, Topic
 from headrace.engine.totals import Totals
+from headrace.engine.turns import Turns
 from headrace.storage.block import Block
 from headrace.storage.cache import BlockCache
 from headrace.storage.catalog import Catalog
@@ -39,12 +41,28 @@ from headrace.storage.fs import Filesystem
 from headrace.storage.tier import Tiers
 from headrace.storage.wal import WalShard
 
+if TYPE_CHECKING:
+    from headrace.engine.router_state import Router
+
 log = logging.getLogger("headrace.engine")
 
 # A restored data directory counts epochs from another start, so that old cursors are noticed.
 EPOCHS_PER_GENERATION = 1 << 32
 
 T = TypeVar("T")
+
+
+class Forwarding(Protocol):
+    """What the other parts need of the routers."""
+
+    def hold(self) -> bool: ...  # forward nothing more; whether something is on its way yet
+    def release(self) -> None: ...
+    def connected(self) -> set[int]: ...  # topics that a router reads from or writes to
+    def capture(self) -> dict[str, bytes]: ...  # for a snapshot, empty: gone; while held
+    def give_back(self, parts: dict[str, bytes]) -> None: ...
+    def detach(self, topic: Topic) -> list[str]: ...  # a topic goes, and its routers with it
+    def attach(self, topic: Topic) -> None: ...  # it did not go
+    def detached(self, topic: Topic) -> None: ...  # it is gone
 
 
 class Core:
@@ -71,6 +89,8 @@ class Core:
         self.catalog = Catalog()
         self.keys = KeyIndex(settings.idempotency_entries_max)
         self.totals = Totals()
+        self.turns = Turns(runtime)  # live delivery and background work
+        self.throttle = Throttle(self, self.turns)
         self.total_bytes = 0  # live bytes of all topics
         self.staged_bytes = 0
         self.unsealed_bytes = 0  # log bytes of blocks that only the log and memory hold
@@ -86,6 +106,11 @@ class Core:
         self.fetching: dict[int, list[Thunk]] = {}
         self.ready = False
         self.closing = False
+        # Topics by name that routers feed, what brings them up to date, and who does it all.
+        self.routed: dict[str, list[Router]] = {}
+        self.drain: Callable[[str], Ticket[None] | None] = lambda _name: None
+        self.forwarding: Forwarding | None = None
+        self.pinned: set[int] = set()  # topics whose dead rows stay in memory, while replaying
         # Heard on the loop thread, once the change is durable and acknowledged.
         self.on_topic_created: list[Callable[[Topic], None]] = []
         self.on_topic_deleted: list[Callable[[Topic], None]] = []
@@ -206,6 +231,7 @@ class Core:
         size = len(block.raw)
         self.resident_bytes += size
         if not logged:
+            topic.unlogged_to = topic.head
             self.ephemeral_bytes += size
             topic.ephemeral_bytes += size
             return
@@ -226,6 +252,8 @@ class Core:
 
     def trim(self, topic: Topic) -> None:
         """Drop from memory the blocks of a topic that are dead."""
+        if topic.id in self.pinned:
+            return
         first = topic.blocks.first
         while first is not None and first.last_seq <= topic.base:
             self._drop_first(topic)

@@ -29,8 +29,10 @@ from headrace.engine.idempotency import ProducerClaim
 from headrace.engine.lifecycle import Deleted, Lifecycle, Put
 from headrace.engine.listing import TopicInfo, TopicPage, info_of, page_of
 from headrace.engine.payloads import Payload, make_batch
+from headrace.engine.queueing import Queues
 from headrace.engine.reading import Page, Reader
 from headrace.engine.recovery import Progress, Recovered, Recovery
+from headrace.engine.routing import Routers
 from headrace.engine.sealed_files import SealedFiles
 from headrace.engine.syncing import synced
 from headrace.engine.topic import Topic
@@ -89,6 +91,8 @@ class Engine:
         self._appender = Appender(core, self._lifecycle)
         self._reader = Reader(core)
         self._deleter = Deleter(core)
+        self.routers = Routers(core, self._lifecycle, self._appender)
+        self.queues = Queues(core, self._appender, self._reader)
         self._files = SealedFiles(core, self._store, policy or _policy(self.settings))
         self._checkpointer = Checkpointer(core, self._files)
         self.progress = 0.0  # of recovery, 0 to 1
@@ -196,7 +200,8 @@ class Engine:
             progress(self.progress)
 
         self._make_shards()
-        recovery = Recovery(self._core, self._store, self._lifecycle, self._files)
+        parts = (self._store, self._lifecycle, self._files, self.routers)
+        recovery = Recovery(self._core, *parts)
         self.recovered = recovery.run(note)
         return recovery
 
@@ -212,7 +217,9 @@ class Engine:
         """On the loop thread: take requests, and begin what happens by itself."""
         self.recovery_ns = self.runtime.clock.monotonic_ns() - self._started_ns
         self._core.ready = True
+        self.queues.resume()
         self._checkpointer.start_watching()
+        self.routers.start()
         self._watch_clock()
         if recovery.sealed_midway:
             self._checkpointer.run()
@@ -264,7 +271,9 @@ class Engine:
 
         `touch`: the caller consumes the topic, which counts for its priority.
         """
-        return info_of(self._core, self._core.topic(name), touch=touch)
+        topic = self._core.topic(name)
+        self.routers.drain_into(name)  # of class fsync, and where files are read: wait for it first
+        return info_of(self._core, topic, touch=touch)
 
     def topics(self, prefix: str = "") -> list[TopicInfo]:
         """The state of all topics whose name starts with `prefix`, by name."""
@@ -427,13 +436,19 @@ class Engine:
     def checkpointer(self) -> Checkpointer:
         return self._checkpointer
 
+    def govern(self) -> None:
+        """Shed load in time rather than all at once: for servers, on a loop that runs by itself."""
+        self._core.throttle.start()
+
     def close(self) -> None:
         """Seal everything, leave a clean snapshot, give the directory back."""
         if self._closed:
             return
         self._closed = True
         core = self._core
+        self.routers.finish()
         core.closing = True
+        core.throttle.stop()
         try:
             if core.ready:
                 self.flush()

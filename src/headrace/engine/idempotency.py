@@ -52,6 +52,7 @@ class Sidecar(msgspec.Struct, array_like=True, frozen=True):
     producer_epoch: int = 0
     producer_sequence: int = 0
     state: bytes | None = None
+    forward: bytes = b""  # of copies whose source is not in the log: the fields of that entry
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)

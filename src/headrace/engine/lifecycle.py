@@ -8,7 +8,7 @@ soon as the delete is staged, and the topic that takes it has another id and epo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headrace.core.errors import (
@@ -51,10 +51,11 @@ class Put(NamedTuple):
 
 
 class Deleted(NamedTuple):
-    """Whether there was a topic to delete."""
+    """Whether there was a topic to delete, and which routers went with it."""
 
     topic: str
     deleted: bool
+    routers_removed: Sequence[str] = ()
 
 
 class Lifecycle:
@@ -69,7 +70,7 @@ class Lifecycle:
             raise TopicNotFound.named(name)
         check_name(name)
         check_dead_letter(name, config)
-        self._check_topics_max()
+        self.check_topics_max()
 
     def create_for_append(self, name: str, config: TopicConfig, count: int) -> Topic:
         """The topic an append creates; it is acknowledged after the creation, in log order."""
@@ -119,6 +120,8 @@ class Lifecycle:
                 detail={"topic": name, "count": count},
             )
         self._release_name(topic)
+        forwarding = core.forwarding
+        removed = forwarding.detach(topic) if forwarding is not None else []
 
         def done(error: HeadraceError | None) -> None:
             # When the log failed, the topic is back as if nothing had happened, unless its name
@@ -128,10 +131,12 @@ class Lifecycle:
                 core.names.add(name)
             else:
                 self.forget(topic)
+            if forwarding is not None:
+                (forwarding.attach if back else forwarding.detached)(topic)
             if error is not None:
                 ticket.fail(error)
             else:
-                ticket.resolve(Deleted(name, True))
+                ticket.resolve(Deleted(name, True, removed))
             if not back:
                 _tell(core.on_topic_deleted, topic)
 
@@ -165,7 +170,7 @@ class Lifecycle:
     ) -> Topic:
         core = self._core
         check_name(name)
-        self._check_topics_max()
+        self.check_topics_max()
         topic_id = core.next_topic_id
         core.refuse_writes(core.shard_of(topic_id))
         core.next_topic_id += 1
@@ -196,9 +201,10 @@ class Lifecycle:
         core.log(topic, ENTRY_TOPIC_CREATE, entry, needs_sync=True, done=done)
         return topic
 
-    def _check_topics_max(self) -> None:
+    def check_topics_max(self, more: int = 1) -> None:
+        """Refuse topics beyond what is allowed."""
         topics, topics_max = len(self._core.by_name), self._core.settings.max_topics
-        if topics_max and topics >= topics_max:
+        if topics_max and more and topics + more > topics_max:
             raise Throttled(
                 f"{topics} topics exist, the most allowed",
                 fix="delete topics, or raise HEADRACE_MAX_TOPICS",

@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.engine import retention
 from headrace.engine.core_state import Core
-from headrace.engine.priority import effective_priority
+from headrace.engine.priority import priority_of
 from headrace.engine.topic import Topic
 from headrace.engine.topic_config import TopicConfig
 
@@ -52,7 +52,6 @@ def info_of(core: Core, topic: Topic, *, touch: bool = False) -> TopicInfo:
     if touch:
         topic.last_read_ms = now
     retention.enforce(core, topic)
-    read_ms = topic.last_read_ms
     return TopicInfo(
         topic.name,
         topic.epoch,
@@ -62,8 +61,8 @@ def info_of(core: Core, topic: Topic, *, touch: bool = False) -> TopicInfo:
         topic.bytes,
         topic.config,
         topic.last_write_ms,
-        read_ms,
-        effective_priority(topic.config, now - read_ms if read_ms else None),
+        topic.last_read_ms,
+        priority_of(topic, now),
     )
 
 

@@ -22,6 +22,7 @@ from headrace.core.errors import HeadraceError, InvalidRequest
 from headrace.core.runtime import Ticket
 from headrace.engine.collect import ReadRequest
 from headrace.engine.engine import Engine
+from headrace.engine.priority import priority_of
 from headrace.engine.reading import Page
 from headrace.engine.topic import Topic
 from headrace.engine.turns import Job, Turns, Visited, Visits
@@ -68,6 +69,9 @@ class Follower(Visited):
     def fetched(self, feed: Feed, shared: Shared | None, error: BaseException | None) -> None:
         """A page that `Feed.read` could not give at once."""
         raise NotImplementedError
+
+    def paced(self, feed: Feed, ms_max: int) -> None:
+        """What is new is held back until the server is less busy, or for so long at most."""
 
 
 _Key = tuple[int, Wishes, int]
@@ -135,7 +139,14 @@ class Feed(Job):
         if self._busy:
             self._again = True
         elif self.followers:
-            self._hub.turns.enqueue(self)
+            self._hub.turns.wake(self)
+
+    @property
+    def priority(self) -> int:
+        return priority_of(self.topic, self._hub.engine.core.clock.now_ms())
+
+    def held(self, ms_max: int) -> None:
+        self._hub.turns.enqueue(_Notice(self, ms_max))
 
     def step(self) -> bool:
         """Tell as many followers as fit into the slice."""
@@ -162,6 +173,10 @@ class Feed(Job):
         self._busy, self._round = False, []
         again, self._again = self._again, False
         return again and bool(self.followers)
+
+    @property
+    def turns(self) -> Turns:
+        return self._hub.turns
 
     # Reading
 
@@ -254,6 +269,26 @@ class Feed(Job):
             self._hub.drop(self)
 
 
+class _Notice(Job):
+    """Tells the followers of a topic that they have to wait, in slices like anything else."""
+
+    __slots__ = ("_feed", "_left", "_ms_max")
+
+    def __init__(self, feed: Feed, ms_max: int) -> None:
+        super().__init__()
+        self._feed = feed
+        self._left = list(feed.followers)
+        self._ms_max = ms_max
+
+    def step(self) -> bool:
+        feed, left, turns = self._feed, self._left, self._feed.turns
+        while left and not turns.over:
+            follower = left.pop()
+            if follower in feed.followers:
+                follower.paced(feed, self._ms_max)
+        return bool(left)
+
+
 class LiveHub:
     """Everybody who follows topics of one engine.
 
@@ -267,7 +302,8 @@ class LiveHub:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.turns = Turns(engine.runtime, self._forget_pages)
+        self.turns = engine.core.turns
+        self.turns.when_idle.append(self._forget_pages)
         self.visits = Visits(self.turns)
         self._feeds: dict[int, Feed] = {}
         self._shared_in: dict[Feed, None] = {}

@@ -89,7 +89,7 @@ class Manifest(msgspec.Struct, frozen=True):
     earliest_seq: int
     tail_from_seq: int
     floors: Floors
-    gaps: list[tuple[int, int]]  # seqs that a crash took, first and last
+    gaps: list[tuple[int, int]]  # first and last seqs that a crash, or a router's source, lost
     files: list[ManifestFile]  # by seq
     pin: str
     pin_ms: int
@@ -288,7 +288,7 @@ class _Seen:
             topic.cap_floor, topic.ttl_floor, topic.crash_floor, topic.trim_floor,
             topic.delete_floor,
         )  # fmt: skip
-        self.gaps = list(topic.gaps)
+        self.gaps = sorted([*topic.gaps, *topic.trims])
         self._holes = BitMap64() if topic.holes is None else topic.holes.copy()
 
     def find(self, files: Sequence[Segment]) -> _Found:

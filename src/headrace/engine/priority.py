@@ -6,9 +6,13 @@ dialects' business, and what follows from a priority is the scheduler's.
 
 from __future__ import annotations
 
-from typing import Final
+from math import floor
+from typing import TYPE_CHECKING, Final
 
 from headrace.engine.topic_config import TopicConfig
+
+if TYPE_CHECKING:
+    from headrace.engine.topic import Topic
 
 PRIORITY_MAX: Final = 1000
 AUTO_PRIORITY_MAX: Final = 500  # right after a topic was consumed
@@ -19,8 +23,8 @@ FORGOTTEN_MS: Final = 300_000
 def effective_priority(config: TopicConfig, idle_ms: int | None) -> int:
     """The priority of a topic that was last consumed `idle_ms` ago; None: never.
 
-    >>> [effective_priority(TopicConfig(), ms) for ms in (0, 15_000, 60_000, 300_000, None)]
-    [500, 354, 125, 0, 0]
+    >>> [effective_priority(TopicConfig(), ms) for ms in (0, 15_000, 90_000, 300_000, None)]
+    [500, 354, 63, 0, 0]
     >>> effective_priority(TopicConfig(priority=5_000), None)
     1000
     """
@@ -29,4 +33,11 @@ def effective_priority(config: TopicConfig, idle_ms: int | None) -> int:
     if not config.auto_priority or idle_ms is None or idle_ms >= FORGOTTEN_MS:
         return 0
     share: float = 2.0 ** (-max(idle_ms, 0) / HALF_LIFE_MS)
-    return round(AUTO_PRIORITY_MAX * share)
+    # Halves go up, as people round: `round` would make 62 of the 62.5 after 90 seconds.
+    return floor(AUTO_PRIORITY_MAX * share + 0.5)
+
+
+def priority_of(topic: Topic, now_ms: int) -> int:
+    """The priority of a topic at a time of the engine's clock."""
+    read_ms = topic.last_read_ms
+    return effective_priority(topic.config, now_ms - read_ms if read_ms else None)

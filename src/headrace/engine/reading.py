@@ -94,9 +94,13 @@ class Reader:
 
     def read(self, name: str, request: ReadRequest) -> Ticket[Page]:
         _check(request)
-        topic = self._core.topic(name)
-        ticket: Ticket[Page] = Ticket(self._core.runtime)
-        _Walk(self._core, topic, request, ticket).start()
+        core = self._core
+        topic = core.topic(name)
+        drained = core.drain(name) if name in core.routed else None
+        if drained is None:
+            return walk(core, topic, request)
+        ticket: Ticket[Page] = Ticket(core.runtime)
+        drained.when_done(lambda _: _Walk(core, topic, request, ticket).start())
         return ticket
 
     def wait(self, name: str, after_seq: int) -> Ticket[None]:
@@ -104,11 +108,20 @@ class Reader:
         check_seq("after_seq", after_seq)
         topic = self._core.topic(name)
         ticket: Ticket[None] = Ticket(self._core.runtime)
+        if name in self._core.routed:
+            self._core.drain(name)
         if topic.head > after_seq:
             ticket.resolve(None)
         else:
             _add_waiter(topic, Waiter(topic, after_seq, ticket))
         return ticket
+
+
+def walk(core: Core, topic: Topic, request: ReadRequest) -> Ticket[Page]:
+    """Read a topic as it is."""
+    ticket: Ticket[Page] = Ticket(core.runtime)
+    _Walk(core, topic, request, ticket).start()
+    return ticket
 
 
 class Waiter:
@@ -224,8 +237,9 @@ class _Walk:
 
     def _announce(self, first: int, last: int, reason: str) -> None:
         topic = self._topic
-        # What a crash took above the floors is followed by what is left.
-        floor = max(topic.evict_floor, last if reason == "crash" else 0) + 1
+        # What a crash took above the floors is followed by what is left; so is a router's loss.
+        above = reason in ("crash", "source_trim")
+        floor = max(topic.evict_floor, last if above else 0) + 1
         self._tombstone = Tombstone(first, last, reason, floor, topic.head)
 
     def _go(self, cursor: int) -> None:

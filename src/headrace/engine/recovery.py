@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from itertools import count
 from typing import NamedTuple
 
 from pyroaring import BitMap64
@@ -23,6 +22,10 @@ from headrace.engine.core_state import Core
 from headrace.engine.deleting import apply_delete
 from headrace.engine.idempotency import Producer, decode_sidecar
 from headrace.engine.lifecycle import Lifecycle
+from headrace.engine.log_files import log_files, make_durable, number_files
+from headrace.engine.queue_replay import replay_event, restored_queue, settle
+from headrace.engine.router_replay import RouterReplay
+from headrace.engine.routing import Routers
 from headrace.engine.seal import capture, sealed, write_captures
 from headrace.engine.sealed_files import SealedFiles
 from headrace.engine.topic import Topic
@@ -31,14 +34,17 @@ from headrace.storage.block import ENTRY_APPEND, Block, decode_block
 from headrace.storage.frame import (
     ENTRY_FLOOR,
     ENTRY_GAP,
+    ENTRY_QUEUE,
     ENTRY_RECORDS_DELETE,
     ENTRY_RESERVE,
     ENTRY_STATE,
     ENTRY_TOPIC_CONFIG,
     ENTRY_TOPIC_CREATE,
     ENTRY_TOPIC_DELETE,
+    ROUTER_ENTRIES,
     Floor,
     Gap,
+    QueueEvent,
     RecordsDelete,
     Reserve,
     State,
@@ -53,9 +59,8 @@ from headrace.storage.identity import IDENTITY_PATH, decode_identity, encode_ide
 from headrace.storage.keys import KeyRow, read_keys
 from headrace.storage.scan import ShardScan, scan_all
 from headrace.storage.segment_reader import Segment
-from headrace.storage.snapshot import WAL_NUMBER, SnapshotState, TopicState
+from headrace.storage.snapshot import SnapshotState, TopicState
 from headrace.storage.snapshot_files import SnapshotStore
-from headrace.storage.wal_file import discover, file_path
 
 log = logging.getLogger("headrace.recovery")
 
@@ -85,9 +90,15 @@ class Recovery:
     """Brings one engine from its files to ready."""
 
     def __init__(
-        self, core: Core, store: SnapshotStore, lifecycle: Lifecycle, files: SealedFiles
+        self,
+        core: Core,
+        store: SnapshotStore,
+        lifecycle: Lifecycle,
+        files: SealedFiles,
+        routers: Routers,
     ) -> None:
         self._core = core
+        self._routers = RouterReplay(core, routers, self)
         self._store = store
         self._lifecycle = lifecycle
         self._files = files
@@ -114,15 +125,17 @@ class Recovery:
         if snapshot is not None:
             self._restore(snapshot)
         self._sweep(snapshot)
-        found = self._log_files(snapshot)
+        found = log_files(core.fs, snapshot)
         starts = dict(snapshot.positions) if snapshot is not None else {}
         clean = snapshot is not None and snapshot.clean
         scans = self._replay(found, starts, clean, progress)
-        self._make_durable(found, scans)
+        self._routers.finish_log()
+        make_durable(core.fs, found, scans)
         clean = clean and not any(scan.batches for scan in scans.values())
         gaps = self._announce_losses(scans, clean)
+        self._routers.finish()
         self._settle()
-        self._number_files(snapshot)
+        number_files(core, snapshot)
         self._start_log(scans, starts, gaps)
         progress(1.0)
         return Recovered(
@@ -147,7 +160,7 @@ class Recovery:
                 self._core.fs,
                 found,
                 starts,
-                self._apply,
+                self.apply,
                 must_go_on=not clean,
                 on_progress=progress,
             )
@@ -172,6 +185,7 @@ class Recovery:
         core.next_file_id = snapshot.next_file_id
         for state in snapshot.topics.values():
             self._restore_topic(state)
+        self._routers.restore(snapshot.extra)
         for meta in snapshot.files.values():
             core.catalog.add(Segment(meta, core.tiers.open(meta), core.cache))
         now = core.clock.now_ms()
@@ -198,11 +212,13 @@ class Recovery:
         if state.holes:
             topic.holes = BitMap64.deserialize(state.holes)
         topic.gaps = [(first, last) for first, last in state.gaps]
+        topic.trims = [(first, last) for first, last in state.trims if last <= state.sealed_to]
         topic.bytes = state.bytes
         topic.last_ts = state.last_ts
         topic.last_write_ms = state.last_write_ms
         topic.reserved = state.reserved_to
         topic.state = state.state
+        topic.queue = restored_queue(state.queue)
         topic.parent_id, topic.parent_to = state.parent_id, state.parent_to
         if state.producers:
             topic.producers = {k: Producer(*v) for k, v in state.producers.items()}
@@ -228,48 +244,6 @@ class Recovery:
 
     # The log
 
-    def _log_files(self, snapshot: SnapshotState | None) -> dict[str, list[int]]:
-        """The files that count: of directories the snapshot does not replay, only newer ones."""
-        found = discover(self._core.fs)
-        if snapshot is None:
-            return found
-        number_min = _wal_number(snapshot)
-        counted = {}
-        for directory, numbers in found.items():
-            if directory not in snapshot.positions:
-                numbers = [n for n in numbers if n >= number_min]
-            if numbers:
-                counted[directory] = numbers
-        return counted
-
-    def _number_files(self, snapshot: SnapshotState | None) -> None:
-        """New log files have higher numbers than any there ever was: replay goes by them."""
-        core = self._core
-        numbers = [n for numbers in discover(core.fs).values() for n in numbers]
-        if snapshot is not None:
-            numbers.append(_wal_number(snapshot) - 1)
-        core.wal_numbers = count(max(numbers, default=0) + 1)
-
-    def _make_durable(self, found: dict[str, list[int]], scans: dict[str, ShardScan]) -> None:
-        """What was read may still be in the page cache only; what is useless has to go.
-
-        Both before a new file claims that the log goes on from here.
-        """
-        fs = self._core.fs
-        for directory, numbers in found.items():
-            useless = set(scans[directory].useless)
-            for number in numbers:
-                path = file_path(directory, number)
-                if path in useless:
-                    fs.unlink(path)
-                    continue
-                file = fs.open(path)
-                try:
-                    file.sync_data()
-                finally:
-                    file.close()
-            fs.sync_dir(directory)
-
     def _start_log(
         self, scans: dict[str, ShardScan], starts: dict[str, int], gaps: dict[int, Gap]
     ) -> None:
@@ -285,11 +259,17 @@ class Recovery:
             shard.open(base, first)
             first = []
 
-    def _apply(self, kind: int, entry: bytes) -> None:
+    def apply(self, kind: int, entry: bytes) -> None:
+        """Make an entry true, now or when what it builds on is there."""
+        if kind in ROUTER_ENTRIES:
+            self._routers.entry(kind, entry)
+            return
+        if self._routers.aside and self._routers.put_aside(kind, entry_topic(entry), entry):
+            return
         if kind == ENTRY_APPEND:
             topic = self._core.by_id.get(entry_topic(entry))
             if topic is not None:
-                self._append(topic, decode_block(entry))
+                self.append(topic, decode_block(entry))
             return
         if kind == ENTRY_TOPIC_CREATE:
             self._create(entry)
@@ -309,7 +289,7 @@ class Recovery:
             # A name is given again only after its delete was logged, in another shard perhaps.
             if older.id > topic_id:
                 return
-            self._lifecycle.forget(older)
+            self._forget(older)
         topic = Topic(topic_id, create.name, create.epoch, decode_config(create.config))
         topic.live = True
         topic.created_ms = create.created_ms
@@ -320,13 +300,14 @@ class Recovery:
         core.by_name[create.name] = topic
         core.mark(topic)
 
-    def _append(self, topic: Topic, block: Block) -> None:
+    def append(self, topic: Topic, block: Block) -> None:
+        """Records are part of a topic, if they were not before."""
         core = self._core
         topic.reserved = max(topic.reserved, block.reserved_to)
         fresh = block.first_seq > topic.head
         if fresh:
             # Seqs between were of a class whose records are never stored.
-            self._given_out(topic, block.first_seq - 1)
+            self.given_out(topic, block.first_seq - 1)
             topic.head = block.last_seq
             self._last_good = topic
             topic.bytes += block.bytes
@@ -340,6 +321,12 @@ class Recovery:
                 self._seal_midway()
         if block.has_sidecar:
             self._sidecar(topic, block, fresh)
+        if self._routers.aside:
+            self._routers.appended(topic.id)
+
+    def _forget(self, topic: Topic) -> None:
+        self._routers.dropped(topic)
+        self._lifecycle.forget(topic)
 
     def _evict(self, topic: Topic) -> None:
         try:
@@ -368,6 +355,8 @@ class Recovery:
                 )
         if beside.state is not None and fresh:
             topic.state = beside.state
+        if beside.forward:
+            self._routers.whole(topic, beside.forward, block)
 
     def _remember_key(self, row: KeyRow, *, saved: bool) -> None:
         core = self._core
@@ -383,22 +372,22 @@ class Recovery:
         core.mark(topic)
         if kind == ENTRY_TOPIC_CONFIG:
             config = decode_control(entry, TopicConfig)[1]
-            self._given_out(topic, config.used_to)
+            self.given_out(topic, config.used_to)
             topic.set_config(decode_config(config.config))
             self._evict(topic)
             topic.reserved = max(topic.reserved, config.reserved_to)
         elif kind == ENTRY_TOPIC_DELETE:
             if core.by_name.get(topic.name) is topic:
                 del core.by_name[topic.name]
-            self._lifecycle.forget(topic)
+            self._forget(topic)
         elif kind == ENTRY_RECORDS_DELETE:
             delete = decode_control(entry, RecordsDelete)[1]
             seqs = BitMap64.deserialize(delete.seqs) if delete.seqs else None
-            self._given_out(topic, max(delete.floor, seqs.max() if seqs else 0))
+            self.given_out(topic, max(delete.floor, seqs.max() if seqs else 0))
             apply_delete(core, topic, delete.floor, seqs)
         elif kind == ENTRY_FLOOR:
             floor = decode_control(entry, Floor)[1]
-            self._given_out(topic, max(floor.cap, floor.ttl))
+            self.given_out(topic, max(floor.cap, floor.ttl))
             topic.cap_floor = max(topic.cap_floor, floor.cap)
             topic.ttl_floor = max(topic.ttl_floor, floor.ttl)
             floor_to = topic.evict_floor
@@ -409,7 +398,11 @@ class Recovery:
             topic.reserved = max(topic.reserved, reserve.reserved_to)
         elif kind == ENTRY_GAP:
             gap = decode_control(entry, Gap)[1]
-            self._given_out(topic, gap.last)
+            self.given_out(topic, gap.last)
+        elif kind == ENTRY_QUEUE:
+            event = decode_control(entry, QueueEvent)[1]
+            self.given_out(topic, max(event.seqs, default=0))
+            replay_event(core, topic, event)
         else:
             assert kind == ENTRY_STATE, kind
             topic.state = decode_control(entry, State)[1].state
@@ -417,7 +410,8 @@ class Recovery:
     def _seal_midway(self) -> None:
         """Move what was replayed so far into files, so that memory stays bounded."""
         core, files = self._core, self._files
-        captures = [capture(core, topic) for topic in core.dirty.values()]
+        keep_dead = self._routers.sealed_with_dead
+        captures = [keep_dead(capture(core, topic)) for topic in core.dirty.values()]
         metas = write_captures(
             core.fs, captures, files.next_file_id, core.clock.now_ms(),
             files.policy, core.total_bytes // files.policy.own_topics_max,
@@ -431,7 +425,7 @@ class Recovery:
 
     # After the log
 
-    def _given_out(self, topic: Topic, seq: int) -> None:
+    def given_out(self, topic: Topic, seq: int) -> None:
         """An entry names this seq, so it was given out; what is not stored up to it is lost."""
         if seq > topic.head:
             self._lose(topic, seq)
@@ -464,6 +458,8 @@ class Recovery:
             topic.reserved = max(topic.head, 0 if topic.needs_sync else topic.reserved)
             topic.reserve_from = topic.head
             core.trim(topic)
+            if topic.queue is not None:
+                settle(topic.queue, core.clock.now_ms(), topic.span)
         core.totals.build(core.by_id.values())
         core.names.build(core.by_name)
         core.fit_memory()
@@ -479,7 +475,3 @@ class Recovery:
             if topic.live and (config.ttl_ms or config.cap_records or config.cap_bytes):
                 retention.enforce(core, topic)
                 yield
-
-
-def _wal_number(snapshot: SnapshotState) -> int:
-    return int.from_bytes(snapshot.extra.get(WAL_NUMBER, b""), "little")

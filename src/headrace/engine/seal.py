@@ -15,6 +15,7 @@ from itertools import accumulate
 import msgspec
 
 from headrace.engine.core_state import Core
+from headrace.engine.queue_replay import stored_queue
 from headrace.engine.topic import Topic
 from headrace.storage.block import Block
 from headrace.storage.fs import Filesystem
@@ -81,6 +82,8 @@ def capture(core: Core, topic: Topic, *, clean: bool = False) -> Capture:
         parent_id=topic.parent_id,
         parent_to=topic.parent_to,
         last_write_ms=topic.last_write_ms,
+        queue=stored_queue(topic),
+        trims=list(topic.trims),
     )
     topic.sealing_to = sealed_to
     topic.sealing_bytes, topic.unsealed_bytes = topic.unsealed_bytes, 0

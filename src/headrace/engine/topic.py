@@ -19,6 +19,8 @@ from pyroaring import BitMap64
 from headrace.core.runtime import Thunk
 from headrace.engine.blocklist import BlockList
 from headrace.engine.idempotency import Producer
+from headrace.engine.queue_order import Span
+from headrace.engine.queue_state import QueueState
 from headrace.engine.tagindex import TagIndex
 from headrace.engine.topic_config import EPHEMERAL, FSYNC, TopicConfig
 from headrace.storage.segment_reader import Run
@@ -75,6 +77,7 @@ class Topic:
         "parent_id",
         "parent_to",
         "producers",
+        "queue",
         "reserve_asked",
         "reserve_from",
         "reserve_mark",
@@ -90,7 +93,9 @@ class Topic:
         "state",
         "tags",
         "trim_floor",
+        "trims",
         "ttl_floor",
+        "unlogged_to",
         "unsealed_bytes",
         "unsettled_syncs",
         "waiters",
@@ -113,10 +118,12 @@ class Topic:
         self.delete_floor = 0
         self.holes: BitMap64 | None = None
         self.gaps: list[tuple[int, int]] = []
+        self.trims: list[tuple[int, int]] = []  # the same for what a router's source had lost
         self.bytes = 0
         self.counted = 0  # records with which `Totals` counts it
         self.sealed_to = 0  # records up to here are in files
         self.logged_to = 0  # the last record that is in the log or in a file
+        self.unlogged_to = 0  # the last record since the start that is not in the log itself
         self.sealing_to = 0  # up to here they are on their way there; 0 when none is
         self.sealing_bytes = 0
         self.unsealed_bytes = 0  # log bytes of blocks in memory that are neither
@@ -128,6 +135,7 @@ class Topic:
         self.tags: TagIndex | None = None  # of rows in memory, made on first use
         self.producers: dict[str, Producer] | None = None
         self.state = b""
+        self.queue: QueueState | None = None  # of its jobs, once anything is known of one
         self.parent_id = 0
         self.parent_to = 0
         self.unsettled_syncs = 0  # commits in flight that wait for a sync
@@ -164,6 +172,11 @@ class Topic:
     def earliest_seq(self) -> int:
         return self.base + 1
 
+    @property
+    def span(self) -> Span:
+        """Which seqs are alive, now."""
+        return Span(self.base, self.head, self.holes)
+
     def live_between(self, first: int, last: int) -> int:
         """Live records with first <= seq <= last."""
         first = max(first, self.base + 1)
@@ -195,15 +208,28 @@ class Topic:
             return Lost(cursor + 1, floor, self._reason(cursor + 1))
         for first, last in self.gaps:
             if last > cursor and not self.live_between(cursor + 1, first - 1):
-                return Lost(max(first, cursor + 1), last, "crash")
-        return None
+                lost = Lost(max(first, cursor + 1), last, "crash")
+                return self._trim_before(cursor, lost) if self.trims else lost
+        return self._trim_before(cursor, None) if self.trims else None
+
+    def _trim_before(self, cursor: int, lost: Lost | None) -> Lost | None:
+        """What routers could not bring, if that comes before what a crash took."""
+        for first, last in self.trims:
+            if last > cursor and not self.live_between(cursor + 1, first - 1):
+                if lost is None or first < lost.first:
+                    return Lost(max(first, cursor + 1), last, "source_trim")
+                break
+        return lost
 
     def read_end(self, cursor: int) -> int:
         """The last seq that may be read from `cursor` before a gap has to be announced."""
-        for first, last in self.gaps:
-            if last > cursor:
-                return max(first - 1, cursor)
-        return self.head
+        end = self.head
+        for ranges in (self.gaps, self.trims):
+            for first, last in ranges:
+                if last > cursor:
+                    end = min(end, max(first - 1, cursor))
+                    break
+        return end
 
     def _reason(self, gap_from: int) -> str:
         cap, ttl = self.cap_floor >= gap_from, self.ttl_floor >= gap_from
@@ -222,6 +248,8 @@ class Topic:
         if self.holes is not None:
             self.holes.remove_range(0, to + 1)
         self._skip_holes()
+        if self.queue is not None:
+            self.queue.dropped_to(self.base)
         assert self.bytes >= 0, (self.name, self.bytes)
         return freed
 
@@ -234,9 +262,14 @@ class Topic:
         if not fresh:
             return 0, 0
         freed = sum(self._raw_size(first, last, sealed) for first, last in ranges_of(fresh))
-        self.holes = fresh if self.holes is None else self.holes | fresh
+        if self.holes is None:
+            self.holes = fresh.copy()
+        else:
+            self.holes |= fresh
         self.bytes -= freed
         count = len(fresh)
+        if self.queue is not None:
+            self.queue.dropped(fresh)
         self._skip_holes()
         assert self.bytes >= 0, (self.name, self.bytes)
         return count, freed
@@ -256,9 +289,25 @@ class Topic:
         self.gaps.append((first, last))
         self._skip_holes()
 
+    def add_trim(self, first: int, last: int) -> None:
+        """A router's source had lost the records for these seqs, which come next."""
+        assert self.head + 1 == first <= last, (self.head, first, last)
+        self.head = last
+        if self.base + 1 == first:
+            self.base = self.trim_floor = last
+            return
+        holes = self.holes if self.holes is not None else BitMap64()
+        holes.add_range(first, last + 1)
+        self.holes = holes
+        if self.trims and self.trims[-1][1] + 1 == first:
+            first = self.trims.pop()[0]
+        self.trims.append((first, last))
+
     def drop_settled_gaps(self) -> None:
         """Forget gaps that a floor announces anyway."""
         floor = self.evict_floor
+        if self.trims and self.trims[0][1] <= floor:
+            self.trims = [trim for trim in self.trims if trim[1] > floor]
         if self.gaps and self.gaps[0][1] <= floor:
             self.gaps = [gap for gap in self.gaps if gap[1] > floor]
 

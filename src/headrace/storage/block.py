@@ -43,6 +43,7 @@ _U32 = struct.Struct("<I")
 Blob = bytes  # Block has a field named `bytes`, which hides the type inside that class
 _DATA_ONLY = bytes(7)  # the modes of all other columns
 _SINGLE_AT = HEADER_BYTES + 8  # where the data of a single record starts, after two offsets
+_SHARED = b"\1\0"  # the flags of bytes that several blocks have, see `share`
 _PADS = tuple(b"\0" * (-n % 8) for n in range(8))
 
 
@@ -449,6 +450,14 @@ def _assemble(
     raw = b"".join((header, *parts, pad))
     size = len(columns[0][3]) + len(columns[3][3])
     return Block(raw, first_seq, count, ts, arrived_ms, size)
+
+
+def share(raw: bytes) -> bytes:
+    """The bytes of a block for blocks of other topics, whose place and time are not in them.
+
+    Only ever in memory: the log has entries of its own for such copies.
+    """
+    return b"".join((raw[:2], _SHARED, raw[4:8], bytes(40), raw[48:]))
 
 
 def decode_block(raw: bytes) -> Block:

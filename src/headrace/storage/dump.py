@@ -22,9 +22,13 @@ from headrace.storage.check import replayed_files
 from headrace.storage.check_segments import CACHE_BYTES
 from headrace.storage.frame import (
     ENTRY_FLOOR,
+    ENTRY_FORWARD,
     ENTRY_GAP,
+    ENTRY_QUEUE,
     ENTRY_RECORDS_DELETE,
     ENTRY_RESERVE,
+    ENTRY_ROUTER,
+    ENTRY_ROUTER_DELETE,
     ENTRY_STATE,
     ENTRY_TOPIC_CONFIG,
     ENTRY_TOPIC_CREATE,
@@ -32,9 +36,13 @@ from headrace.storage.frame import (
     PAGE_BYTES,
     Control,
     Floor,
+    Forward,
     Gap,
+    QueueEvent,
     RecordsDelete,
     Reserve,
+    RouterDelete,
+    RouterPut,
     State,
     TopicConfig,
     TopicCreate,
@@ -69,6 +77,10 @@ _CONTROLS: dict[int, tuple[str, type[Control]]] = {
     ENTRY_RESERVE: ("reserve", Reserve),
     ENTRY_GAP: ("gap", Gap),
     ENTRY_STATE: ("state", State),
+    ENTRY_QUEUE: ("queue", QueueEvent),
+    ENTRY_ROUTER: ("router", RouterPut),
+    ENTRY_ROUTER_DELETE: ("router_delete", RouterDelete),
+    ENTRY_FORWARD: ("forward", Forward),
 }
 _KINDS = {0: "json", 1: "bytes", 2: "command"}
 _LOG = re.compile(r"(?P<directory>wal(?:/shard-[0-9]+)?)/wal-(?P<number>[0-9]{16})\.log")
@@ -312,6 +324,8 @@ class _Dumper:
             fields = {n: _plain(getattr(control, n)) for n in control.__struct_fields__}
             if isinstance(control, RecordsDelete):
                 fields["seqs"] = _seq_ranges(control.seqs)
+            elif isinstance(control, Forward):
+                fields["skip"] = _seq_ranges(control.skip)
             yield line | {"kind": name} | fields
             return
         block = decode_block(entry)

@@ -31,7 +31,28 @@ ENTRY_FLOOR: Final = 6
 ENTRY_RESERVE: Final = 7
 ENTRY_GAP: Final = 8
 ENTRY_STATE: Final = 9
-ENTRY_TYPES: Final = frozenset(range(ENTRY_APPEND, ENTRY_STATE + 1))
+ENTRY_QUEUE: Final = 10
+ENTRY_ROUTER: Final = 11
+ENTRY_ROUTER_DELETE: Final = 12
+ENTRY_FORWARD: Final = 13
+ENTRY_TYPES: Final = frozenset(range(ENTRY_APPEND, ENTRY_FORWARD + 1))
+ROUTER_ENTRIES: Final = frozenset((ENTRY_ROUTER, ENTRY_ROUTER_DELETE, ENTRY_FORWARD))
+
+# What a forward entry says of the copies it stands for.
+FORWARD_NODE: Final = 1  # they keep the node
+FORWARD_TAG: Final = 2  # they keep the tag
+FORWARD_KEY: Final = 4  # their meta has the key of an exactly-once router
+FORWARD_LOST: Final = 8  # the source had lost these records: there are only holes
+FORWARD_STORED: Final = 16  # the destination stores records: they are rebuilt
+
+# What a queue entry says has happened.
+EVENT_CLAIM: Final = 1
+EVENT_RELEASE: Final = 2
+EVENT_EXTEND: Final = 3
+EVENT_BURY: Final = 4
+EVENT_REVIVE: Final = 5
+EVENT_MOVED: Final = 6
+EVENT_STAYED: Final = 7
 
 #  magic version salt | file_no created_ms | shard reserved | boot_id | hash of the page
 _FILE = struct.Struct("<8sIIQqII16sQ")
@@ -126,6 +147,76 @@ class State(Control, frozen=True):
 
     state: bytes
     sidecar: bytes = b""
+
+
+class Held(NamedTuple):
+    """So many of the jobs of a claim, in their order: whose they are, and until when."""
+
+    token: int
+    node: str
+    deadline_ms: int
+    held_ms: int
+    bound: bool  # to a connection
+    jobs: int
+
+
+class QueueEvent(Control, frozen=True):
+    """Something happened to jobs; all numbers are what holds after it, so that twice is once."""
+
+    what: int
+    seqs: list[int]
+    counts: int | list[int] = 0  # claim: deliveries of all, or of each; moved: dead letters so far
+    held: list[Held] = []  # claim: the leases, where they are durable
+    until_ms: int = 0  # release: delayed until; extend: the deadline
+    held_ms: int = 0  # release, extend: the length of that
+    number: int = 0  # of a move
+    topic: str = ""  # where it goes
+
+
+class RouterPut(Control, frozen=True):
+    """A router as it is from now on; a cursor that is ahead of this one already stays."""
+
+    router_id: int
+    name: str
+    source_id: int
+    dest_id: int
+    preserve_node: bool
+    preserve_tag: bool
+    filter: tuple[str, bool] | None  # tag, and whether it is a prefix
+    allow_cycle: bool
+    exactly_once: bool
+    cursor: int
+    forwarded_total: int = 0
+
+
+class RouterDelete(Control, frozen=True):
+    router_id: int
+
+
+class Target(NamedTuple):
+    """Where the copies of a pass went.  `first_seq` 0: no copy was made."""
+
+    router_id: int
+    dest_id: int
+    first_seq: int
+    ts: int
+    reserved_to: int
+    forwarded_total: int
+    name: str = ""  # of the router, where the copies have keys
+
+
+class Forward(Control, frozen=True):
+    """Records first..last of the source were consumed; all but `skip` were copied."""
+
+    source_id: int
+    epoch: int
+    first: int
+    last: int
+    skip: bytes  # a serialized set of seqs
+    flags: int
+    arrived_ms: int
+    hops: list[int]  # of the copies: how many, their hops, and so on; empty: 1 for all
+    targets: list[Target]
 
 
 def encode_file_header(header: FileHeader) -> bytes:

@@ -18,12 +18,14 @@ from headrace.storage.block import ENTRY_APPEND
 from headrace.storage.block import HEADER as APPEND
 from headrace.storage.frame import (
     BATCH_HEADER_BYTES,
+    ENTRY_FORWARD,
     ENTRY_GAP,
     ENTRY_RECORDS_DELETE,
     ENTRY_TOPIC_CONFIG,
     ENTRY_TOPIC_CREATE,
     ENTRY_TOPIC_DELETE,
     ENTRY_TYPES,
+    Forward,
     Gap,
     TopicConfig,
     TopicCreate,
@@ -205,6 +207,13 @@ class LogHeads:
         elif kind == ENTRY_APPEND:
             fields = APPEND.unpack_from(entry)
             self._append(topic_id, fields[5], fields[5] + fields[9] - 1)
+        elif kind == ENTRY_FORWARD:
+            forward = decode_control(entry, Forward)[1]
+            skipped = len(BitMap64.deserialize(forward.skip)) if forward.skip else 0
+            copies = forward.last - forward.first + 1 - skipped
+            for target in forward.targets:
+                if target.first_seq:
+                    self._append(target.dest_id, target.first_seq, target.first_seq + copies - 1)
         elif kind == ENTRY_GAP and topic_id in self._heads:
             gap = decode_control(entry, Gap)[1]
             self._append(topic_id, gap.first, gap.last)

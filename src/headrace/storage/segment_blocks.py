@@ -67,6 +67,11 @@ class _Headers:
         self.ts = words[3::_HEADER_WORDS]
         self.arrived_ms = words[4::_HEADER_WORDS]
         self.modes = {_U64.pack(mode) for mode in set(words[7::_HEADER_WORDS])}
+        if any(joined[2::HEADER_BYTES]):
+            # Some share their bytes, so that only they themselves know their place.
+            self.first_seqs = array("Q", [block.first_seq for block in blocks])
+            self.ts = array("Q", [block.ts for block in blocks])
+            self.arrived_ms = array("Q", [block.arrived_ms for block in blocks])
 
 
 def batch_of_blocks(pieces: Sequence[Piece]) -> pa.RecordBatch:

@@ -88,6 +88,8 @@ class TopicState(
     parent_id: int = 0
     parent_to: int = 0
     last_write_ms: int = 0
+    queue: Blob = b""  # see queue_record.py
+    trims: list[tuple[int, int]] = []  # announced ranges that a router's source had lost
 
 
 class SnapshotState(msgspec.Struct):
@@ -464,8 +466,8 @@ def _merged(old: dict[K, V], changed: dict[K, V], removed: set[K]) -> Iterator[t
 
 def _topic_bytes(topic: TopicState) -> int:
     """About what a topic takes; only the parts that can be large are counted."""
-    large = len(topic.holes) + len(topic.state) + len(topic.config)
-    return 256 + large + 64 * len(topic.producers) + 18 * len(topic.gaps)
+    large = len(topic.holes) + len(topic.state) + len(topic.config) + len(topic.queue)
+    return 256 + large + 64 * len(topic.producers) + 18 * (len(topic.gaps) + len(topic.trims))
 
 
 def _slices(items: Iterable[V], weigh: Callable[[V], int]) -> Iterator[list[V]]:

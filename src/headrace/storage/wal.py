@@ -3,7 +3,7 @@
 Only this file writes log batches.  The rules it owns:
 
 * one vectored write a turn; a commit that needs no sync is settled when it has returned;
-* while a sync runs, commits that need one wait for the next group (the commit window is 0);
+* while a sync runs, commits that need one wait for the next group (the window is 0 if not wider);
 * every sync group starts on a page of its own, so that a torn write cannot reach synced bytes;
 * a batch says how far the shard was durable when it was built, which is what later tells a torn
   tail from damage; an empty batch closes the last window when the shard falls idle;
@@ -21,14 +21,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from typing import Protocol
 
 from headrace.core.clock import Random
 from headrace.core.errors import HeadraceError
 from headrace.core.runtime import Runtime, Thunk
 from headrace.core.telemetry import BATCH_RECORDS, LATENCY_NS, SECONDS_PER_NS, Histogram
-from headrace.storage.frame import BATCH_HEADER_BYTES, PAGE_BYTES, encode_batch_header
+from headrace.storage.frame import (
+    BATCH_HEADER_BYTES,
+    ENTRY_FORWARD,
+    PAGE_BYTES,
+    encode_batch_header,
+)
 from headrace.storage.fs import Filesystem, write_all
+from headrace.storage.wal_commit import Commit
 from headrace.storage.wal_file import WalFile
 from headrace.storage.wal_succession import Succession
 from headrace.storage.wal_trouble import (
@@ -46,18 +51,6 @@ log = logging.getLogger("headrace.wal")
 FIRST_FILE_BYTES = 4 << 20
 # Upper bounds of the histogram of sync times, in microseconds.
 SYNC_MICROS = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
-
-
-class Commit(Protocol):
-    """Something staged: its bytes, and what to do when its class is met or it failed.
-
-    Empty bytes make it a barrier: nothing is logged, everything staged before it is.
-    """
-
-    raw: bytes
-    needs_sync: bool
-
-    def settle(self, error: HeadraceError | None) -> None: ...
 
 
 class WalShard:
@@ -84,7 +77,8 @@ class WalShard:
         self.pending_bytes = 0
         self.pending_bytes_max = pending_bytes_max
         self.batches_total = 0
-        self.frames_total = 0  # entries
+        self.frames_total = 0  # entries, but for those of routers
+        self.forwards_total = 0  # those
         self.bytes_total = 0
         self.syncs_total = 0
         self.rotations_total = 0
@@ -95,8 +89,11 @@ class WalShard:
         self.batch_entries = Histogram(BATCH_RECORDS)
         self.sync_ns = 0  # of the last sync
         self.write_ns = 0  # of the write that holds what is being settled
+        self.window_ms = 0
+        self.windows_total = 0  # syncs that waited for it
+        self.window_wait_ns = 0  # how long what is being settled waited for its sync on purpose
         self.troubled = False  # `refusal` has something to say
-        self.after_settling: Thunk = _nothing  # once for each group, not for each commit
+        self.after_settling: Thunk = lambda: None  # once for each group, not for each commit
         self._fs = fs
         self._runtime = runtime
         self._lane = f"sync-{shard}"
@@ -109,12 +106,13 @@ class WalShard:
         self._pending_now = False  # some pending commit needs no sync
         self._pending_sync = False  # some pending commit needs one
         self._flush_asked = False
-        # Written up to a position in so many nanoseconds, and not synced that far.
-        self._waiting: deque[tuple[int, int, list[Commit]]] = deque()
+        self.forwards_staged = 0  # whoever stages one counts it
+        # Written up to a position in so many nanoseconds, at which time, and not synced that far.
+        self._waiting: deque[tuple[int, int, int, list[Commit]]] = deque()
         self._to_settle: deque[tuple[list[Commit], HeadraceError | None]] = deque()
-        self._settling = False
-        self._syncing = False
+        self._settling = self._syncing = False
         self._hurry: Thunk | None = None  # cuts a delayed sync short
+        self._windowed = False  # somebody waits for it, and it is delayed nevertheless
         self._poison: OSError | None = None
         self._no_room: OSError | None = None
         self._closed = False
@@ -237,7 +235,7 @@ class WalShard:
         waiting = [commit for commit in written if commit.needs_sync] if some_wait else []
         if waiting and self._poison is None:
             # Before anything is settled: what settling stages has to come after these.
-            self._waiting.append((self.written, write_ns, waiting))
+            self._waiting.append((self.written, write_ns, started + write_ns, waiting))
         elif waiting:
             self._settle(waiting, unknown_outcome(self._poison or OSError()))
         now = [commit for commit in written if not commit.needs_sync] if some_wait else written
@@ -250,12 +248,11 @@ class WalShard:
 
     def _settle(self, commits: list[Commit], error: HeadraceError | None) -> None:
         """Settle in log order, also when settling makes somebody flush again."""
+        self._to_settle.append((commits, error))
         if self._settling:
-            self._to_settle.append((commits, error))
             return
         self._settling = True
         try:
-            self._settle_all(commits, error)
             while self._to_settle:
                 self._settle_all(*self._to_settle.popleft())
         finally:
@@ -290,6 +287,11 @@ class WalShard:
                 self._write_batch(body, len(entries))
             except OSError as error:
                 return self._write_failed(error), done
+            if self.forwards_staged:
+                forwards = sum(raw[0] == ENTRY_FORWARD for raw in entries)
+                self.forwards_staged -= forwards
+                self.forwards_total += forwards
+                self.frames_total -= forwards
             done = stop
         return None, done
 
@@ -381,24 +383,35 @@ class WalShard:
         if refusal is not None or self.written <= self.durable:
             self._settle([commit], refusal)
             return
-        self._waiting.append((self.written, 0, [commit]))
+        self._waiting.append((self.written, 0, self._runtime.clock.monotonic_ns(), [commit]))
         self._want_sync(urgent=True)
+
+    def widen(self, window_ms: int) -> None:
+        """Let syncs that somebody waits for wait so long for more to join them; 0: not at all."""
+        self.window_ms = window_ms
+        if not window_ms and self._windowed and self._hurry is not None:
+            self._hurry()
 
     def _want_sync(self, *, urgent: bool) -> None:
         if self._poison is not None:
             return
         if self._syncing:
-            if urgent and self._hurry is not None:
+            if urgent and self._hurry is not None and not self._windowed:
+                self._windowed = self.window_ms > 0
+                if self._windowed:
+                    self._runtime.later(self.window_ms, self._hurry)
+                    return
                 self._hurry()
                 self._hurry = None
             return
         self._syncing = True
-        if urgent:
+        self._windowed = urgent and self.window_ms > 0
+        if urgent and not self._windowed:
             begun = self._begin_sync()
             self._runtime.submit(self._lane, lambda: self._sync_job(begun), self._synced)
         else:
             self._hurry = self._runtime.submit_after(
-                self._sync_interval_ms,
+                self.window_ms if urgent else self._sync_interval_ms,
                 self._lane,
                 lambda: self._sync_job(self._begin_sync()),
                 self._synced,
@@ -412,7 +425,7 @@ class WalShard:
     def _sync_job(self, begun: tuple[int, tuple[WalFile, ...]]) -> object:
         started = self._runtime.clock.monotonic_ns()
         self._sync_files(begun[1])
-        return *begun, self._runtime.clock.monotonic_ns() - started
+        return *begun, started, self._runtime.clock.monotonic_ns() - started
 
     def _sync_files(self, files: tuple[WalFile, ...]) -> None:
         if self._names_unsynced:
@@ -422,20 +435,22 @@ class WalShard:
             file.file.sync_data()
 
     def _synced(self, value: object, error: BaseException | None) -> None:
-        self._syncing = False
-        self._hurry = None
+        windowed, self._windowed = self._windowed, False
+        self.windows_total += windowed
+        self._syncing, self._hurry = False, None
         if error is not None:
             self._poisoned(error if isinstance(error, OSError) else OSError(str(error)))
             return
         assert isinstance(value, tuple)
-        target, files, self.sync_ns = value
+        target, files, begun_ns, self.sync_ns = value
         self.syncs_total += 1
         self.sync_micros.observe(self.sync_ns // 1000)
         self.sync_durations.observe(self.sync_ns)
         self.durable = max(self.durable, target)
         self._forget_synced(files)
         while self._waiting and self._waiting[0][0] <= self.durable:
-            _, self.write_ns, commits = self._waiting.popleft()
+            _, self.write_ns, written_ns, commits = self._waiting.popleft()
+            self.window_wait_ns = max(begun_ns - written_ns, 0) if windowed else 0
             self._settle(commits, None)
         self.after_settling()
         if self._closed:
@@ -476,12 +491,8 @@ class WalShard:
         self._poison = error
         self.troubled = True
         waiting, self._waiting = self._waiting, deque()
-        for _, _, commits in waiting:
+        for *_, commits in waiting:
             self._settle(commits, unknown_outcome(error))
         pending, self._pending = self._pending, []
         self.pending_bytes = 0
         self._settle(pending, self.refusal())
-
-
-def _nothing() -> None:
-    pass

@@ -49,7 +49,7 @@ DESCRIPTIONS: Final[dict[str, dict[str, str]]] = {
         "idempotency_key": "A repeat within the topic's window is answered as the first was.",
         "create": "Whether to create an absent topic; by default yes.",
         "config": "Of the topic, if this append creates it. Needs the scope admin then.",
-        "disable_backpressure": "Accepted, without effect.",
+        "disable_backpressure": "Do not refuse it with 429 because the server is overloaded.",
         "expected_head_seq": "Append only if this is the head.",
     },
     "DiffBody:request": {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from headrace.core.errors import HeadraceError, Internal, typed
+from headrace.core.errors import HeadraceError, Internal, Throttled, typed
 from headrace.engine.live import Wishes
 from headrace.engine.reading import Page
 from headrace.wire.native import Vocabulary, encode
@@ -75,6 +75,24 @@ def deleted_message(name: str, head_seq: int, vocabulary: Vocabulary) -> bytes:
     """A topic is gone."""
     noun = vocabulary.noun
     return f'"{noun}":'.encode() + encode(name) + b',"head_seq":%d,"reason":"deleted"}' % head_seq
+
+
+def paced_message(name: str, ms_max: int, vocabulary: Vocabulary) -> bytes:
+    """What is new in a topic is held back for a while; the stream goes on.
+
+    >>> from headrace.wire.native import TOPICS
+    >>> paced_message("logs", 9_000, TOPICS)[:56]
+    b'"code":"throttled","status":429,"topic":"logs","retry_after'
+    """
+    told = {
+        "code": "throttled",
+        "status": Throttled.status,
+        vocabulary.noun: name,
+        "retry_after_ms": ms_max,
+        "message": "the server is busy, and this topic has a low priority: its records come later, "
+        "and can be read meanwhile",
+    }
+    return encode(told)[1:]
 
 
 def error_message(error: BaseException, vocabulary: Vocabulary) -> bytes:

@@ -13,6 +13,7 @@ from typing import Final
 
 from headrace.core.errors import HeadraceError, Throttled
 from headrace.engine.live import UNKNOWN, Feed, Follower, LiveHub, Shared, is_gone
+from headrace.engine.priority import PRIORITY_MAX, priority_of
 from headrace.engine.topic import Topic
 from headrace.engine.turns import VISIT_STEP_MS
 from headrace.wire.exchange import Outlet
@@ -103,6 +104,10 @@ class LiveStream(Follower):
         """A topic is gone, and not followed any more."""
         raise NotImplementedError
 
+    def send_paced(self, followed: Followed, ms_max: int) -> None:
+        """Say that what is new in a topic is held back, for so long at most."""
+        raise NotImplementedError
+
     def send_beat(self) -> None:
         """Say that the stream is alive."""
         raise NotImplementedError
@@ -145,6 +150,23 @@ class LiveStream(Follower):
             feed.remove(self, followed.view.wishes.strong)
 
     # Turns
+
+    @property
+    def priority(self) -> int:
+        # What it lags behind is read at the pace of its reader, and never held back: only what is
+        # new can be.
+        core = self._common.hub.engine.core
+        for followed in self._backlog:
+            if followed.feed is not None and not self._beat_due:
+                return max(priority_of(followed.feed.topic, core.clock.now_ms()), 0)
+        return PRIORITY_MAX
+
+    def paced(self, feed: Feed, ms_max: int) -> None:
+        followed = self._followed.get(feed)
+        if followed is None or not self._outlet.room or followed.place.cursor >= feed.topic.head:
+            return  # nothing waits for it
+        self._common.metrics.watch_paced()
+        self.send_paced(followed, ms_max)
 
     def _room(self) -> None:
         if self._backlog or self._beat_due:

@@ -202,6 +202,10 @@ class Metrics:
         self._watch_dropped = registry.counters(
             "headrace_watch_dropped_total", "Streams that the server closed.", ("reason",)
         )
+        self._watch_paced = registry.counter(
+            "headrace_watch_paced_total",
+            "Times that a stream was told that what is new is held back.",
+        )
 
     # The hot path
 
@@ -283,6 +287,10 @@ class Metrics:
     def watch_dropped(self, reason: str) -> None:
         """A stream was closed by the server: `slow_consumer`, `shutdown` or `deleted`."""
         self._watch_dropped.of(reason).add()
+
+    def watch_paced(self) -> None:
+        """A stream was told that it has to wait for what is new."""
+        self._watch_paced.add()
 
     def failed(self, error: BaseException) -> None:
         """An answer is an error: count it if it tells of damage."""

@@ -29,6 +29,7 @@ from headrace.core.telemetry import (
 from headrace.engine.engine import Engine
 from headrace.engine.topic import Topic
 from headrace.wire.metrics import Metrics
+from headrace.wire.metrics_scheduler import watch_scheduler
 
 TOPICS_SHOWN_MAX: Final = 1_000
 CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
@@ -143,6 +144,7 @@ def watch_engine(metrics: Metrics, engine: Engine) -> EngineFigures:
     _log(metrics, figures)
     _recovery(metrics, engine, figures)
     _storage(metrics, engine)
+    watch_scheduler(metrics, engine)
     return figures
 
 

@@ -113,13 +113,21 @@ def dialect_of(path: str) -> Vocabulary:
 def _error_headers(error: HeadraceError) -> Headers:
     """What HTTP wants beside a refusal: when to try again, what is allowed, how to sign in."""
     if error.retryable:
-        return ((b"retry-after", b"%d" % int(str(error.detail.get("retry_after_s", 1)))),)
+        return ((b"retry-after", b"%d" % _retry_seconds(error)),)
     if error.status == 405:
         allowed = error.detail.get("allow")
         return ((b"allow", ", ".join(allowed if isinstance(allowed, list) else ()).encode()),)
     if error.status == 401:
         return ((b"www-authenticate", b"Bearer"),)
     return ()
+
+
+def _retry_seconds(error: HeadraceError) -> int:
+    """When to try again, in whole seconds and not too early."""
+    detail = error.detail
+    if "retry_after_ms" in detail:
+        return max(-(-int(str(detail["retry_after_ms"])) // 1000), 1)
+    return int(str(detail.get("retry_after_s", 1)))
 
 
 # Names

@@ -114,6 +114,8 @@ class AppendApi:
             how = how._replace(expected_head_seq=whole_number("expected_head_seq", expected))
         if "create" in query:
             how = how._replace(create=flag(query, "create", True))
+        if flag(query, "disable_backpressure", False):
+            how = how._replace(disable_backpressure=True)
         if name not in self._topics:
             self.check_new(name, batch, how)
         self.submit(exchange, name, batch, how, flag(query, "return_seqs", False))
@@ -133,6 +135,7 @@ class AppendApi:
             create=body.create,
             idempotency_key=body.idempotency_key or how.idempotency_key,
             expected_head_seq=check_u64("expected_head_seq", body.expected_head_seq),
+            disable_backpressure=bool(body.disable_backpressure),
         )
 
     def _header_conditions(self, exchange: Exchange) -> Append:
@@ -225,6 +228,10 @@ class AppendApi:
         total, wal, fsync = _ms(ns), _ms(done.write_ns), "0.0"
         if durability == FSYNC and done.sync_ns:
             fsync = _ms(done.sync_ns)
+        waited = waited_timing = ""
+        if done.throttle_ns:
+            waited = f',"throttle_wait_ms":{_ms(done.throttle_ns)}'
+            waited_timing = f", throttle_wait;dur={_ms(done.throttle_ns)}"
         first, last = done.first_seq, done.last_seq
         seqs = ""
         if with_seqs:
@@ -237,9 +244,9 @@ class AppendApi:
             f'"created":{"true" if done.created else "false"},'
             f'"deduped":{"true" if done.deduped else "false"},"epoch":{done.epoch},'
             f'"performance":{{"server_total_ms":{total},"wal_append_ms":{wal},'
-            f'"fsync_ms":{fsync}}}}}'
+            f'"fsync_ms":{fsync}{waited}}}}}'
         ).encode()
-        timing = f"total;dur={total}, wal_append;dur={wal}, fsync;dur={fsync}"
+        timing = f"total;dur={total}, wal_append;dur={wal}, fsync;dur={fsync}{waited_timing}"
         status = 201 if done.created else 200
         exchange.answer(status, body, JSON, ((b"server-timing", timing.encode()),))
         if durability is not None and not done.deduped:
@@ -263,6 +270,7 @@ def is_plain(body: AppendBody) -> bool:
         and body.create is None
         and body.expected_head_seq is None
         and not body.config
+        and not body.disable_backpressure
     )
 
 

@@ -210,6 +210,10 @@ class Performance(msgspec.Struct):
     server_total_ms: float
     wal_append_ms: float | msgspec.UnsetType = msgspec.UNSET
     fsync_ms: float | msgspec.UnsetType = msgspec.UNSET
+    throttle_wait_ms: Annotated[
+        float | msgspec.UnsetType,
+        Meta(description="How long a busy server made it wait on purpose; absent: not at all."),
+    ] = msgspec.UNSET
     records_scanned: int | msgspec.UnsetType = msgspec.UNSET
     cold_segments_read: int | msgspec.UnsetType = msgspec.UNSET
 

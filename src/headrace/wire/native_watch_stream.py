@@ -16,7 +16,13 @@ from headrace.engine.reading import Page
 from headrace.engine.topic import Topic
 from headrace.wire import sse
 from headrace.wire.exchange import Outlet
-from headrace.wire.live_json import View, deleted_message, error_message, messages_of
+from headrace.wire.live_json import (
+    View,
+    deleted_message,
+    error_message,
+    messages_of,
+    paced_message,
+)
 from headrace.wire.live_stream import Followed, LiveStream, Place
 from headrace.wire.native_watch_session import FOLLOWED_TOPICS_MAX, Session
 
@@ -135,6 +141,11 @@ class WatchStream(LiveStream):
             if topic is not None:
                 self._created(topic)
         self._finish_if_empty()
+
+    def send_paced(self, followed: Followed, ms_max: int) -> None:
+        session = self._session
+        told = paced_message(followed.place.name, ms_max, session.view.vocabulary)
+        self.write(sse.with_id(session.id, sse.event(b"error", b"{" + told)))
 
     def _finish_if_empty(self) -> None:
         if not self.closed and not (self._followed or self._backlog or self._session.prefixes):

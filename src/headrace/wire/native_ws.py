@@ -22,7 +22,7 @@ from headrace.engine.append import Appended
 from headrace.engine.live import Shared
 from headrace.engine.topic_config import FSYNC
 from headrace.wire.exchange import Exchange, Key, Outlet
-from headrace.wire.live_json import deleted_message, error_message, messages_of
+from headrace.wire.live_json import deleted_message, error_message, messages_of, paced_message
 from headrace.wire.live_stream import Common, Followed, LiveStream, Place
 from headrace.wire.metrics import Metrics
 from headrace.wire.native import TOPICS, check_dead_letter, check_u64, decode_json, encode
@@ -264,6 +264,10 @@ class WebSocket(LiveStream):
         told = deleted_message(name, 0, TOPICS)
         self._send(text_frame(b'{"op":"topic_deleted",' + told))
 
+    def send_paced(self, followed: Followed, ms_max: int) -> None:
+        told = paced_message(followed.place.name, ms_max, TOPICS)
+        self._send(text_frame(_ERROR + b'"request_id":null,' + told))
+
     # Publishing
 
     def _publish(self, command: Publish, size: int, started_ns: int) -> None:
@@ -284,6 +288,7 @@ class WebSocket(LiveStream):
             create=command.create,
             idempotency_key=command.idempotency_key or None,
             expected_head_seq=check_u64("expected_head_seq", command.expected_head_seq),
+            disable_backpressure=bool(command.disable_backpressure),
         )
         batch = api.append.batch_of(command)
         if name not in self._common.hub.engine.core.by_name:
@@ -308,6 +313,13 @@ class WebSocket(LiveStream):
         topic = self._common.hub.engine.core.by_name.get(done.topic)
         durability = str(topic.config.durability) if topic is not None else ""
         fsync_ns = done.sync_ns if durability == FSYNC else 0
+        performance = {
+            "server_total_ms": round(ns / 1e6, 3),
+            "wal_append_ms": round(done.write_ns / 1e6, 3),
+            "fsync_ms": round(fsync_ns / 1e6, 3),
+        }
+        if done.throttle_ns:
+            performance["throttle_wait_ms"] = round(done.throttle_ns / 1e6, 3)
         answer = {
             "topic": done.topic,
             "first_seq": done.first_seq,
@@ -317,11 +329,7 @@ class WebSocket(LiveStream):
             "count": done.count,
             "created": done.created,
             "deduped": done.deduped,
-            "performance": {
-                "server_total_ms": round(ns / 1e6, 3),
-                "wal_append_ms": round(done.write_ns / 1e6, 3),
-                "fsync_ms": round(fsync_ns / 1e6, 3),
-            },
+            "performance": performance,
         }
         self._reply(b"ack", request_id, b"," + encode(answer)[1:])
         if durability and not done.deduped:

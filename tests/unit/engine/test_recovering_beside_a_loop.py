@@ -37,7 +37,7 @@ class Gate:
         self.reached = threading.Event()
         self.opened = threading.Event()
         self.thread = ""
-        apply = recovery_module.Recovery._apply
+        apply = recovery_module.Recovery.apply
 
         def held(recovery: recovery_module.Recovery, kind: int, entry: bytes) -> None:
             self.thread = threading.current_thread().name
@@ -45,7 +45,7 @@ class Gate:
             assert self.opened.wait(20)
             apply(recovery, kind, entry)
 
-        monkeypatch.setattr(recovery_module.Recovery, "_apply", held)
+        monkeypatch.setattr(recovery_module.Recovery, "apply", held)
 
     async def wait(self) -> None:
         while not self.reached.is_set():

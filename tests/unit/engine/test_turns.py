@@ -7,7 +7,16 @@ from itertools import pairwise
 
 from headrace.core.clock import ManualClock
 from headrace.core.runtime import StepRuntime
-from headrace.engine.turns import SLICE_NS, VISIT_STEP_MS, Turns, Visited, Visits
+from headrace.engine.bands import AGE_CAP_MS, TOP, WEIGHTS
+from headrace.engine.turns import (
+    SLICE_NS,
+    UNRANKED_MAX,
+    VISIT_STEP_MS,
+    WAIT_NS_MAX,
+    Turns,
+    Visited,
+    Visits,
+)
 
 
 class Worker(Visited):
@@ -201,3 +210,132 @@ def test_many_visits_at_once_do_not_keep_the_loop() -> None:
         seen.append(sum(len(worker.visited_at) for worker in workers))
     assert seen[-1] == 100
     assert max(b - a for a, b in pairwise(seen)) <= 11
+
+
+# By rank
+
+
+class Ranked(Worker):
+    """A job with a priority."""
+
+    __slots__ = ("rank",)
+
+    def __init__(self, rank: int, do: Callable[[Worker], bool]) -> None:
+        super().__init__(do)
+        self.rank = rank
+
+    @property
+    def priority(self) -> int:
+        return self.rank
+
+
+def noting(order: list[int], clock: ManualClock | None = None) -> Callable[[Worker], bool]:
+    """Notes the rank of who is served; with a clock each service takes a millisecond."""
+
+    def do(worker: Worker) -> bool:
+        assert isinstance(worker, Ranked)
+        order.append(worker.rank)
+        if clock is not None:
+            clock.advance(1)
+        return False
+
+    return do
+
+
+def test_few_jobs_are_done_in_the_order_in_which_they_asked() -> None:
+    _, runtime, turns, _ = started()
+    order: list[int] = []
+    for rank in (0, 900, -5, 500):
+        turns.enqueue(Ranked(rank, noting(order)))
+    runtime.run()
+    assert order == [0, 900, -5, 500]
+    assert turns.unranked_total == 4 and sum(turns.bands.served_total) == 0
+
+
+def test_many_jobs_are_served_by_rank() -> None:
+    _, runtime, turns, _ = started()
+    order: list[int] = []
+    for _ in range(UNRANKED_MAX):
+        turns.enqueue(Ranked(0, noting(order)))
+        turns.enqueue(Ranked(900, noting(order)))
+    runtime.run()
+    assert order[: WEIGHTS[TOP]] == [900] * WEIGHTS[TOP]
+    assert order[WEIGHTS[TOP]] == 0, "and nobody starves"
+    assert sorted(order) == [0] * UNRANKED_MAX + [900] * UNRANKED_MAX
+
+
+def test_what_a_slice_leaves_over_is_ranked_with_what_comes() -> None:
+    clock, runtime, turns, _ = started()
+    order: list[int] = []
+    for _ in range(4):
+        turns.enqueue(Ranked(0, noting(order, clock)))
+    runtime.step()
+    assert order == [0], "its service took the whole slice"
+    turns.enqueue(Ranked(900, noting(order, clock)))
+    runtime.run()
+    assert order == [0, 900, 0, 0, 0]
+
+
+def test_a_job_that_is_held_waits_without_keeping_the_loop_busy() -> None:
+    _, runtime, turns, idle = started()
+    order: list[int] = []
+    turns.defer(True)
+    turns.enqueue(Ranked(-1, noting(order)))
+    turns.enqueue(Ranked(0, noting(order)))
+    runtime.run()
+    assert order == [0] and idle == ["idle"]
+    assert turns.depth == 0, "what is held is no load"
+    turns.defer(False)
+    runtime.run()
+    assert order == [0, -1]
+
+
+def test_to_hold_jobs_back_is_no_reason_to_hold_them_back() -> None:
+    clock, runtime, turns, _ = started()
+    turns.defer(True)
+    turns.enqueue(Ranked(-1, noting([])))
+    runtime.run()
+    turns.mean_wait_ns()
+    clock.advance(5_000)
+    turns.defer(False)
+    runtime.run()
+    assert turns.mean_wait_ns() == 0
+    turns.defer(True)
+    turns.enqueue(Ranked(-1, noting([])))
+    runtime.run()
+    clock.advance(AGE_CAP_MS)
+    turns.look_after_held()
+    runtime.run()
+    assert turns.mean_wait_ns() == 0
+
+
+def test_waits_are_measured_and_bounded() -> None:
+    clock, runtime, turns, _ = started()
+    turns.enqueue(Ranked(0, noting([])))
+    clock.advance(3)
+    runtime.run()
+    assert turns.mean_wait_ns() == 3_000_000
+    assert turns.mean_wait_ns() == 0, "since it was asked for the last time"
+    turns.enqueue(Ranked(0, noting([])))
+    clock.advance(10_000)
+    runtime.run()
+    assert turns.mean_wait_ns() == WAIT_NS_MAX
+
+
+def test_a_wake_waits_for_others_only_under_pressure() -> None:
+    clock, runtime, turns, _ = started()
+    order: list[int] = []
+    job = Ranked(0, noting(order))
+    turns.wake(job)
+    runtime.run()
+    assert order == [0]
+    turns.coalesce_ms = 5
+    for _ in range(3):
+        turns.wake(job)
+        turns.enqueue(job)
+        runtime.run()
+    assert order == [0]
+    clock.advance(5)
+    runtime.run()
+    assert order == [0, 0] and turns.coalesced_total == 1
+    assert not job.queued

@@ -7,10 +7,14 @@ from pathlib import Path
 
 from headrace.storage.block import Batch, Record, decode_block, encode_block
 from headrace.storage.frame import (
+    ENTRY_QUEUE,
     ENTRY_TOPIC_CREATE,
+    EVENT_CLAIM,
     FORMAT_VERSION,
     PAGE_BYTES,
     FileHeader,
+    Held,
+    QueueEvent,
     TopicCreate,
     decode_control,
     encode_batch_header,
@@ -87,3 +91,13 @@ def test_the_example_is_what_the_code_reads() -> None:
         Record(2, NOW_MS, b'{"id":2}', None, "n", append_first_seq=1),
     ]
     assert scans["wal"].end == len(example_file()) and scans["wal"].batches == 2
+
+
+def test_the_queue_entry_of_the_docs() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    start = page.index("A queue entry:")
+    held = Held(0x1122334455667788, "w", NOW_MS + 30_000, 30_000, False, 2)
+    event = QueueEvent(EVENT_CLAIM, [7, 8], 1, [held])
+    entry = hex_of(page[start:])
+    assert entry == encode_control(ENTRY_QUEUE, 1, event)
+    assert decode_control(entry, QueueEvent) == (1, event)

@@ -20,6 +20,8 @@ from headrace.storage.frame import (
     FileHeader,
     Floor,
     Gap,
+    Held,
+    QueueEvent,
     RecordsDelete,
     Reserve,
     State,
@@ -46,6 +48,8 @@ CONTROLS = [
     Reserve(1 << 52),
     Gap(7, 9),
     State(b"abc", b"side"),
+    QueueEvent(1, [7, 9], [1, 2], [Held(1 << 63, "w", 99, 98, True, 2)], 5, 6, 7, "dead"),
+    QueueEvent(2, []),
 ]
 
 
@@ -174,5 +178,19 @@ def test_the_on_disk_numbers_never_change() -> None:
         "ENTRY_RESERVE": 7,
         "ENTRY_GAP": 8,
         "ENTRY_STATE": 9,
+        "ENTRY_QUEUE": 10,
+        "ENTRY_ROUTER": 11,
+        "ENTRY_ROUTER_DELETE": 12,
+        "ENTRY_FORWARD": 13,
+    }
+    events = [name for name in vars(frame) if name.startswith("EVENT_")]
+    assert {name: getattr(frame, name) for name in events} == {
+        "EVENT_CLAIM": 1,
+        "EVENT_RELEASE": 2,
+        "EVENT_EXTEND": 3,
+        "EVENT_BURY": 4,
+        "EVENT_REVIVE": 5,
+        "EVENT_MOVED": 6,
+        "EVENT_STAYED": 7,
     }
     assert (FORMAT_VERSION, PAGE_BYTES, BATCH_MAGIC) == (1, 4096, b"HRWB")

@@ -54,6 +54,7 @@ TOPICS = st.builds(
     parent_id=U63,
     parent_to=U63,
     last_write_ms=U63,
+    queue=st.binary(max_size=30),
 )
 
 

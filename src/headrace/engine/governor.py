@@ -1,0 +1,153 @@
+"""The governor: what load makes of pressure, and pressure of the rungs of a ladder.
+
+Only this file knows the thresholds.  Pressure is a number from 0 to 1 made of three signals: how
+much is ready and waits, how long it waits, and how busy the loop is.  No signal alone is an
+overload: a loop that is busy all the time and answers at once has no reason to be slower.  What
+pressure leads to, in this order: deliveries are put together, a sync waits for more to join it, the
+least valuable work is put off, and at last appends are refused.  All of it costs time and nothing
+else: no record is lost, and no read is wrong.
+
+Everything here is pure: time and load are arguments.  `throttle.py` measures, and does what this
+file says.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+# How often the governor looks.
+LOOK_MS: Final = 100
+
+# When a signal counts as full.  One loop serves everything: the seed's "workers" are one.
+WORKERS: Final = 1
+DEPTH_FULL: Final = 256 * WORKERS  # about as much as takes the latency ceiling to serve
+LATENCY_FULL_MS: Final = 5.0
+# What a full signal is worth; together they are 1, the last rung.
+DEPTH_WEIGHT: Final = 0.3
+LATENCY_WEIGHT: Final = 0.5
+BUSY_WEIGHT: Final = 0.2
+# How much a look counts against those before it.
+SMOOTHING: Final = 0.3
+
+# The rungs.
+COALESCE_ABOVE: Final = 0.2
+COALESCE_MS_MAX: Final = 20
+WIDEN_ABOVE: Final = 0.4
+WINDOW_MS_MIN: Final = 0.5
+WINDOW_MS_MAX: Final = 10.0
+DEFER_ABOVE: Final = 0.8
+DEFER_AFTER_MS: Final = 500
+DEFER_UNTIL_BELOW: Final = 0.6
+SHED_FROM: Final = 0.95
+RETRY_AFTER_MS: Final = 500
+
+RUNGS: Final = ("coalesce", "widen", "defer", "shed")
+
+assert abs(DEPTH_WEIGHT + LATENCY_WEIGHT + BUSY_WEIGHT - 1) < 1e-9
+assert BUSY_WEIGHT <= COALESCE_ABOVE, "a busy loop alone is no reason to be slower"
+assert COALESCE_ABOVE < WIDEN_ABOVE < DEFER_UNTIL_BELOW < DEFER_ABOVE < SHED_FROM <= 1
+
+
+class Load(NamedTuple):
+    """What was measured since the last look."""
+
+    depth: float = 0.0  # topics that wait for their delivery, and appends for the log
+    latency_ms: float = 0.0  # from being ready to being served, on average
+    busy: float = 0.0  # share of the time that the loop's thread was at work
+    late: bool = False  # the look itself came late: the loop was at work, or had no processor
+
+
+def coalesce_ms(pressure: float) -> int:
+    """How long deliveries of a topic are put together.
+
+    >>> [coalesce_ms(pressure) for pressure in (0, 0.2, 0.4, 0.6, 1)]
+    [0, 0, 5, 10, 20]
+    """
+    share = (pressure - COALESCE_ABOVE) / (1 - COALESCE_ABOVE)
+    return round(COALESCE_MS_MAX * max(share, 0.0))
+
+
+def window_ms(pressure: float) -> float:
+    """How long a sync that somebody waits for waits for more to join it.
+
+    >>> [window_ms(pressure) for pressure in (0, 0.4, 0.5, 1)]
+    [0.0, 0.0, 5.25, 10.0]
+    """
+    if pressure <= WIDEN_ABOVE:
+        return 0.0
+    return WINDOW_MS_MIN + (WINDOW_MS_MAX - WINDOW_MS_MIN) * pressure
+
+
+class Governor:
+    """Pressure, and on which rungs it stands.
+
+    >>> governor = Governor()
+    >>> governor.look(Load(busy=1.0), now_ms=0), governor.coalesce_ms
+    (0.2, 0)
+    """
+
+    def __init__(self) -> None:
+        self.pressure = 0.0
+        self.depth = 0.0  # the signals, each from 0 to 1
+        self.latency = 0.0
+        self.busy = 0.0
+        self.latency_ms = 0.0  # smoothed
+        self._late = 0.0  # the share of late looks, smoothed
+        self.deferring = False
+        self._high_since_ms: int | None = None
+        self.entered_total = dict.fromkeys(RUNGS, 0)
+        self._standing = dict.fromkeys(RUNGS, False)
+
+    def look(self, load: Load, now_ms: int) -> float:
+        """Take a measurement into account; the pressure now."""
+        self.latency_ms += (load.latency_ms - self.latency_ms) * SMOOTHING
+        self._late += (load.late - self._late) * SMOOTHING
+        self.depth = _share(load.depth, DEPTH_FULL)
+        self.latency = _share(self.latency_ms, LATENCY_FULL_MS)
+        # On a machine that has too much to do a loop is busy with waiting for its processor.
+        self.busy = max(_share(load.busy, 1.0), self._late)
+        pressure = (
+            DEPTH_WEIGHT * self.depth + LATENCY_WEIGHT * self.latency + BUSY_WEIGHT * self.busy
+        )
+        self.be_under(min(pressure, 1.0), now_ms)
+        return self.pressure
+
+    def be_under(self, pressure: float, now_ms: int) -> None:
+        """Stand on the rungs of this pressure."""
+        assert 0.0 <= pressure <= 1.0, pressure
+        self.pressure = pressure
+        if pressure <= DEFER_ABOVE:
+            self._high_since_ms = None
+        elif self._high_since_ms is None:
+            self._high_since_ms = now_ms
+        if self.deferring:
+            self.deferring = pressure >= DEFER_UNTIL_BELOW
+        elif self._high_since_ms is not None:
+            self.deferring = now_ms - self._high_since_ms >= DEFER_AFTER_MS
+        for rung, stands in self.rungs().items():
+            self.entered_total[rung] += stands and not self._standing[rung]
+            self._standing[rung] = stands
+
+    @property
+    def coalesce_ms(self) -> int:
+        """How long deliveries of a topic are put together; 0: not at all."""
+        return coalesce_ms(self.pressure)
+
+    @property
+    def window_ms(self) -> float:
+        """How long a sync waits for more to join it; 0: not at all."""
+        return window_ms(self.pressure)
+
+    @property
+    def shedding(self) -> bool:
+        """Whether appends to a log that is full are refused: the last resort."""
+        return self.deferring and self.pressure >= SHED_FROM
+
+    def rungs(self) -> dict[str, bool]:
+        """Which rungs of the ladder are in use."""
+        stands = (self.coalesce_ms > 0, self.window_ms > 0, self.deferring, self.shedding)
+        return dict(zip(RUNGS, stands, strict=True))
+
+
+def _share(value: float, full: float) -> float:
+    return min(max(value / full, 0.0), 1.0)

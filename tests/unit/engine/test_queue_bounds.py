@@ -1,0 +1,195 @@
+"""What a queue refuses, what bounds it, and jobs that lie in files."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.errors import (
+    BatchTooLarge,
+    InvalidRequest,
+    NotAQueue,
+    Throttled,
+    TopicNotFound,
+)
+from headrace.engine.engine import Engine
+from headrace.storage.block import Batch
+from headrace.storage.tier import DirectoryStore
+from headrace.testing.simdisk import SimDisk
+from tests.unit.engine.conftest import Start
+from tests.unit.engine.queue_help import ack, add, claim, counts, make, seqs
+
+
+def test_what_is_delivered_and_not_done_is_bounded(start: Start) -> None:
+    engine = start(jobs_out_max=3)
+    make(engine)
+    add(engine, 5)
+    jobs = claim(engine, 5)
+    assert seqs(jobs) == [1, 2, 3]
+    with pytest.raises(Throttled) as refused:
+        engine.queues.claim("jobs", "b").result()
+    assert refused.value.detail == {"limit": "jobs_out_max", "max": 3}
+    engine.queues.nack("jobs", "a", [2]).result()
+    assert seqs(claim(engine, 5)) == [2]
+    ack(engine, jobs[:1])
+    assert seqs(claim(engine, 5)) == [4]
+
+
+def test_the_bytes_of_a_claim_are_bounded_but_one_job_always_fits(start: Start) -> None:
+    engine = start(claim_bytes_max=100)
+    make(engine)
+    for size in (60, 40, 1, 500, 10):
+        engine.append("jobs", Batch([b"x" * size])).result()
+    taken = [seqs(claim(engine, 10)) for _ in range(4)]
+    assert taken == [[1, 2], [3], [4], [5]]
+    engine.append("jobs", Batch([b"x" * 60, b"x" * 60, b"x" * 30])).result()
+    assert [seqs(claim(engine, 10)) for _ in range(3)] == [[6], [7, 8], []]
+    assert counts(engine) == (0, 8, 0, 0)
+
+
+def test_calls_that_make_no_sense_are_refused(engine: Engine) -> None:
+    make(engine)
+    engine.append("log", [1]).result()
+    queues = engine.queues
+    for call in (
+        lambda: queues.claim("nowhere", "a"),
+        lambda: queues.ack("nowhere", "a", []),
+        lambda: queues.nack("nowhere", "a", []),
+        lambda: queues.extend("nowhere", "a", [], 100),
+    ):
+        with pytest.raises(TopicNotFound):
+            call().result()
+    for call in (
+        lambda: queues.claim("log", ""),
+        lambda: queues.ack("log", "a", []),
+        lambda: queues.nack("log", "a", []),
+        lambda: queues.extend("log", "a", [], 100),
+    ):
+        with pytest.raises(NotAQueue) as refused:
+            call().result()
+        assert refused.value.detail == {"topic": "log"}
+    for call in (
+        lambda: queues.claim("jobs", ""),
+        lambda: queues.claim("jobs", "n" * 129),
+        lambda: queues.claim("jobs", "a", -1),
+        lambda: queues.ack("jobs", "", []),
+        lambda: queues.ack("jobs", "a", [1], []),
+        lambda: queues.ack("jobs", "a", [1], ["lease_xyz"]),
+        lambda: queues.ack("nowhere", "a", [1], ["nonsense"]),
+        lambda: queues.nack("jobs", "a", [1], -1),
+        lambda: queues.extend("jobs", "a", [1], -1),
+    ):
+        with pytest.raises(InvalidRequest):
+            call().result()
+    with pytest.raises(BatchTooLarge) as large:
+        queues.ack("jobs", "a", [1] * 1_001).result()
+    assert large.value.detail == {"seqs": 1_001, "max": 1_000}
+    assert queues.ack("jobs", "a", []).result().acked == 0
+
+
+def test_a_claim_asks_for_at_least_one_and_at_most_a_thousand(engine: Engine) -> None:
+    make(engine)
+    add(engine, 1_100)
+    assert len(claim(engine, 0)) == 1
+    assert len(claim(engine, 5_000)) == 1_000
+
+
+def test_jobs_say_what_they_are(engine: Engine) -> None:
+    make(engine)
+    engine.append("jobs", Batch([b"1", b"2"], tags=["t", None], metas=[None, b'{"a":1}'])).result()
+    one, two = claim(engine, 2)
+    now = engine.core.clock.now_ms()
+    assert (one.data, one.tag, one.meta, one.ts) == (b"1", "t", None, now)
+    assert (two.data, two.tag, two.meta) == (b"2", None, b'{"a":1}')
+    assert one.lease_id != two.lease_id
+    assert one.lease_id.startswith("lease_")
+
+
+def test_a_job_nobody_claimed_costs_nothing(engine: Engine) -> None:
+    make(engine)
+    add(engine, 5_000)
+    assert engine.core.topic("jobs").queue is None
+    claim(engine, 3)
+    queue = engine.core.topic("jobs").queue
+    assert queue is not None
+    assert (len(queue.deliveries), len(queue.leases), len(queue.held)) == (3, 3, 3)
+    assert (len(queue.free), len(queue.spent), len(queue.busy)) == (0, 0, 0)
+
+
+def test_leases_that_are_over_are_not_kept_until_their_deadline(engine: Engine) -> None:
+    make(engine, lease_ms=86_400_000)
+    add(engine, 1_000)
+    for _ in range(500):
+        ack(engine, claim(engine))
+        (job,) = claim(engine)
+        engine.queues.nack("jobs", "a", [job.seq], 86_400_000).result()
+    queue = engine.core.topic("jobs").queue
+    assert queue is not None
+    assert len(queue._grant_heap) < 200
+    engine.delete("jobs", before_seq=1_001).result()
+    assert len(queue._delay_heap) < 200
+    assert (queue.delays, queue.deliveries) == ({}, {})
+
+
+# Sealed jobs
+
+
+def test_jobs_in_files_are_claimed_and_acknowledged(start: Start) -> None:
+    engine = start(read_cache_bytes=0)
+    make(engine)
+    for first in range(1, 41, 10):
+        add(engine, 10, first=first)
+    engine.checkpoint().result()
+    engine.core.forget_blocks(engine.core.topic("jobs"))
+    add(engine, 10, first=41)
+    engine.delete("jobs", before_seq=4).result()
+    disk = engine.core.fs
+    disk.cached = False
+    jobs = claim(engine, 43)
+    assert [job.data for job in jobs] == [b"%d" % n for n in range(4, 47)]
+    engine.queues.nack("jobs", "a", [8, 20, 45]).result()
+    again = claim(engine, 5)
+    assert seqs(again) == [8, 20, 45, 47, 48]
+    assert [job.data for job in again] == [b"8", b"20", b"45", b"47", b"48"]
+    keep = [job for job in jobs if job.seq not in (8, 20, 45)]
+    assert ack(engine, keep).acked == 40
+    assert counts(engine) == (2, 5, 0, 0)
+
+
+def test_a_job_that_is_deleted_while_files_are_read_is_not_delivered(start: Start) -> None:
+    engine = start(read_cache_bytes=0)
+    make(engine, max_deliveries=1, dead_letter="dead")
+    add(engine, 4)
+    engine.checkpoint().result()
+    engine.core.forget_blocks(engine.core.topic("jobs"))
+    engine.core.fs.cached = False
+    deleting = engine.delete("jobs", before_seq=3)
+    ticket = engine.queues.claim("jobs", "a", 3)
+    assert not ticket.done
+    assert counts(engine) == (1, 0, 0, 0)
+    assert seqs(claim(engine, 9, "b")) == [4]
+    assert seqs(ticket.result().jobs) == [3]
+    assert deleting.result().deleted == 2
+    assert counts(engine) == (0, 2, 0, 0)
+
+
+def test_an_ack_of_jobs_in_the_cold_tier_asks_the_reader_lane_first(start: Start) -> None:
+    cold = SimDisk()
+    engine = start(cold=DirectoryStore(cold))
+    make(engine)
+    add(engine, 20)
+    engine.checkpoint().result()
+    engine.core.forget_blocks(engine.core.topic("jobs"))
+    jobs = claim(engine, 10)
+    for segment in engine.core.catalog.segments():
+        engine.core.cache.drop(segment.meta.file_id, 1_000)
+    disk = engine.core.fs
+    assert isinstance(disk, SimDisk)
+    disk.cached = False
+    ticket = engine.queues.ack("jobs", "a", seqs(jobs[::2]))
+    engine.flush()
+    assert not ticket.done
+    assert engine.topic("jobs").count == 20
+    assert counts(engine) == (10, 5, 0, 0)
+    assert ticket.result().acked == 5
+    assert engine.topic("jobs").bytes == sum(len(job.data) for job in jobs[1::2]) + 20
+    assert counts(engine) == (10, 5, 0, 0)
