@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from bench import spark_data
 from bench.measure import Measured, step
@@ -48,32 +49,32 @@ def run(directory: str, quick: bool) -> dict[str, Measured]:
 def scan(directory: str, url: str, files: list[str], rows: int, rounds: int) -> dict[str, Measured]:
     """A step: every query once to warm up, then some rounds of all of them."""
     with spark(f"{directory}/scratch") as session:
-        queries = {
+        queries: dict[str, Query] = {
             "spark_scan": lambda: ours(session, url),
             "spark_scan_bare": lambda: bare(session, files),
             "spark_scan_lines": lambda: lines(session, f"{directory}/others/lines"),
             "spark_scan_parquet": lambda: session.read.parquet(f"{directory}/others/parquet"),
         }
-        taken: dict[str, list[Took]] = {name: [] for name in queries}
-        ranges: dict[str, list[Took]] = {"spark_scan_range": [], "spark_scan_range_filter": []}
-        for number in range(-1, rounds):
+        middle = (rows // 2, rows // 2 + rows // RANGE_PART - 1)
+        ranges: dict[str, Query] = {
+            "spark_scan_range": lambda: in_range(session, url, *middle),
+            "spark_scan_range_filter": lambda: filtered(session, url, *middle),
+        }
+        taken: dict[str, list[Took]] = {name: [] for name in [*queries, *ranges]}
+        for _ in range(rounds + 1):
             for name, query in queries.items():
-                one = took(lambda query=query: check(query(), 1, rows))
-                taken[name] += [one] if number >= 0 else []
-            first = rows // 2
-            last = first + rows // RANGE_PART - 1
-            for name in ranges:
-                pushed = name.endswith("filter")
-                one = took(lambda pushed=pushed: check_range(session, url, first, last, pushed))
-                ranges[name] += [one] if number >= 0 else []
+                taken[name].append(took(partial(check, query, 1, rows)))
+            for name, query in ranges.items():
+                taken[name].append(took(partial(check, query, *middle)))
     found: dict[str, Measured] = {}
-    for name, all_of in taken.items():
+    for name, (_warm_up, *all_of) in taken.items():
+        if name in ranges:
+            found[name] = [one.wall for one in all_of]
+            continue
         found[name] = [rows / one.wall for one in all_of]
         found[f"{name}_cpu"] = [rows / one.cpu for one in all_of]
-    for name, all_of in ranges.items():
-        found[name] = [one.wall for one in all_of]
-    best = {name: min(one.wall for one in all_of) for name, all_of in taken.items()}
-    found["spark_scan_ratio"] = best["spark_scan_bare"] / best["spark_scan"]
+    best = [min(one.wall for one in taken[name][1:]) for name in ("spark_scan_bare", "spark_scan")]
+    found["spark_scan_ratio"] = best[0] / best[1]
     return found
 
 
@@ -96,23 +97,19 @@ def lines(session: SparkSession, directory: str) -> DataFrame:
     return made.selectExpr("order + 1 AS seq", f"rpad(note, {size}, customer) AS data")
 
 
-def check(rows: DataFrame, first: int, last: int) -> None:
+def in_range(session: SparkSession, url: str, first: int, last: int) -> DataFrame:
+    starting, ending = json.dumps({TOPIC: first}), json.dumps({TOPIC: last + 1})
+    return ours(session, url, startingSeqs=starting, endingSeqs=ending)
+
+
+def filtered(session: SparkSession, url: str, first: int, last: int) -> DataFrame:
+    return ours(session, url, pushFilters="true").where(f"seq BETWEEN {first} AND {last}")
+
+
+def check(query: Query, first: int, last: int) -> None:
     """Every row from `first` to `last` is there once, in full."""
-    found = rows.selectExpr("count(*)", "sum(seq)", "sum(length(data))").first()
+    found = query().selectExpr("count(*)", "sum(seq)", "sum(length(data))").first()
     assert found is not None
     count = last - first + 1
     expected = (count, (first + last) * count // 2, count * spark_data.RECORD_BYTES)
     assert tuple(found) == expected, (tuple(found), expected)
-
-
-def check_range(session: SparkSession, url: str, first: int, last: int, pushed: bool) -> None:
-    options: dict[str, Any]
-    if pushed:
-        options = {"pushFilters": "true"}
-    else:
-        options = {
-            "startingSeqs": json.dumps({TOPIC: first}),
-            "endingSeqs": json.dumps({TOPIC: last + 1}),
-        }
-    rows = ours(session, url, **options)
-    check(rows.where(f"seq BETWEEN {first} AND {last}") if pushed else rows, first, last)

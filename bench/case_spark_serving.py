@@ -34,7 +34,7 @@ PLAN = {"wire": "append", "topic": "appended"}
 MODES = ("alone", "scan", "bare")
 STOP = "stop"
 # Requests that are not the scan's: the load, our own looks at the figures.
-OTHERS = re.compile(r'method="POST",route="/v0/topics/\{topic\}"|route="/metrics"')
+OTHERS = re.compile(r'method="POST",route="/v0/topics/\{topic\}"|route="/v0/metrics"')
 
 
 def run(directory: str, quick: bool) -> dict[str, Measured]:
@@ -60,7 +60,7 @@ def alternate(server: Served, partner: Partner, rounds: int, seconds: float) -> 
     taken: dict[str, list[Round]] = {mode: [] for mode in MODES}
     rates: list[float] = []
     records = requests = 0.0
-    scanned = 0
+    scans = 0
     for _ in range(rounds):
         for mode in MODES:
             before = counted(server)
@@ -73,12 +73,12 @@ def alternate(server: Served, partner: Partner, rounds: int, seconds: float) -> 
                 after = counted(server)
                 records += after[0] - before[0]
                 requests += after[1] - before[1]
-                scanned += answer["rows"]
+                scans += answer["scans"]
                 rates.append(answer["rows"] / answer["seconds"])
     found: dict[str, Measured] = {
         "spark_serving_rows": rates,
         "spark_serving_http_records": records,
-        "spark_serving_requests": requests / scanned * 1e6,
+        "spark_serving_requests": requests / scans,
     }
     for mode, all_of in taken.items():
         found[f"spark_serving_{mode}_cpu"] = [one["cpu"] for one in all_of]
@@ -91,7 +91,7 @@ def alternate(server: Served, partner: Partner, rounds: int, seconds: float) -> 
 def counted(server: Served) -> tuple[float, float]:
     """By the server's own count: records given to readers, and requests that may be a scan's."""
     records = requests = 0.0
-    for line in server.call("GET", "/metrics").splitlines():
+    for line in server.call("GET", "/v0/metrics", accept="text/plain").splitlines():
         name, _, value = line.rpartition(" ")
         if name.startswith("headrace_read_records_total"):
             records += float(value)
@@ -105,8 +105,8 @@ def beside(directory: str, url: str, files: list[str], rows: int, core: int) -> 
     os.sched_setaffinity(0, {core})
     with spark(f"{directory}/scratch") as session:
         queries: dict[str, Callable[[], None]] = {
-            "scan": lambda: check(ours(session, url), 1, rows),
-            "bare": lambda: check(bare(session, files), 1, rows),
+            "scan": lambda: check(lambda: ours(session, url), 1, rows),
+            "bare": lambda: check(lambda: bare(session, files), 1, rows),
         }
         for query in queries.values():
             query()
@@ -127,5 +127,9 @@ def _until_stopped(query: Callable[[], None], rows: int) -> dict[str, float]:
     started, count = time.monotonic(), 0
     while not stopped.is_set():
         query()
-        count += rows
-    return {"rows": count, "seconds": time.monotonic() - started}
+        count += 1
+    return {
+        "scans": count,
+        "rows": count * rows,
+        "seconds": time.monotonic() - started,
+    }

@@ -6,6 +6,7 @@ them show what Spark itself takes for them.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,9 +63,9 @@ def sink(directory: str, url: str, pid: int, rows: int, rounds: int) -> dict[str
         strings = session.read.parquet(f"{directory}/strings").coalesce(PARTITIONS).cache()
         assert strings.count() == rows
         for number in range(rounds + 1):
-            bare.append(took(lambda: drop(strings)))
+            bare.append(took(partial(drop, strings)))
             topic, before = f"written-{number}", cpu_seconds([pid])
-            ours.append(took(lambda topic=topic: append(strings, url, topic)))
+            ours.append(took(partial(append, strings, url, topic)))
             assert client.topic(topic).head_seq == rows
             # Not while the next round is measured, and part of what these rows cost.
             spark_data.sealed(client, topic)

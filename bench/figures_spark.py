@@ -1,4 +1,4 @@
-"""The figures of Spark's reading and writing, with their goals; `figures.py` adds them to others."""
+"""The figures of reading and writing by Spark, with their goals; `figures.py` adds them."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ SPARK_FIGURES: tuple[Figure, ...] = (
         "spark_serving",
         ("spark_serving_rows", "rows/s", "what the scan read meanwhile, on one core", None),
         ("spark_serving_http_records", "records", "historical records over HTTP", at_most(0)),
-        ("spark_serving_requests", "requests", "what the scans asked, for a million rows", None),
+        ("spark_serving_requests", "requests", "what one scan asks of the server", None),
     ),
 )  # fmt: skip

@@ -23,9 +23,10 @@ FILE_APPENDS = 40  # appends whose rows make one file of the other formats
 SEALED_SECONDS = 300.0
 POLL_SECONDS = 0.25
 CALM_SECONDS = 2.0
-# Files as large as by default; only the last rows do not wait ten minutes to be sealed.
-SEALING: dict[str, Any] = {"checkpoint_age_ms": 2_000}
-SEALING_QUICK: dict[str, Any] = {"checkpoint_age_ms": 50, "segment_max_events": 1_000}
+# Files as large as by default; only the last rows do not wait ten minutes to be sealed, and few are
+# enough for a file of the topic's own, since the bare source would read those of others as well.
+SEALING: dict[str, Any] = {"checkpoint_age_ms": 2_000, "segment_max_events": 1_000}
+SEALING_QUICK: dict[str, Any] = {**SEALING, "checkpoint_age_ms": 50}
 
 # What a reader of JSON lines is told, so that it need not look for itself.
 FIELDS = "order BIGINT, customer STRING, amount DOUBLE, note STRING"
@@ -36,9 +37,7 @@ _WORD = (1 << 64) - 1
 
 def record(number: int) -> str:
     """The document with this number; its note does not compress to nothing, as `xxxx` would."""
-    head = (
-        f'{{"order":{number},"customer":"c-{number % 9973}","amount":{number % 997}.25,"note":"'
-    )
+    head = f'{{"order":{number},"customer":"c-{number % 9973}","amount":{number % 997}.25,"note":"'
     word, note = number + 1, ""
     for _ in range(6):
         word = (word ^ word >> 29) * _MIX & _WORD
@@ -71,7 +70,9 @@ def fill(url: str, topic: str, rows: int, others: str | None = None) -> list[str
             if others is not None and (len(held) == FILE_APPENDS or first + len(column) == rows):
                 _write(Path(others), held)
                 held = []
-        return [file.location for file in sealed(client, topic).files]
+        files = sealed(client, topic).files
+    assert all(file.topics == 1 for file in files), "a file is shared with other topics"
+    return [file.location for file in files]
 
 
 def _write(directory: Path, held: list[tuple[int, pa.Array[Any]]]) -> None:
@@ -81,7 +82,7 @@ def _write(directory: Path, held: list[tuple[int, pa.Array[Any]]]) -> None:
         (directory / kind).mkdir(parents=True, exist_ok=True)
     with (directory / "lines" / f"part-{first:09d}.json").open("w") as lines:
         for _, column in held:
-            lines.write("\n".join(column.to_pylist()) + "\n")
+            lines.writelines(f"{document}\n" for document in column.to_pylist())
     seqs = pa.array(range(first + 1, first + 1 + len(data)), pa.int64())
     rows = pa.table({"seq": seqs, "data": data.cast(pa.binary())})
     pq.write_table(rows, directory / "parquet" / f"part-{first:09d}.parquet", compression="zstd")

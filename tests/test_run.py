@@ -172,6 +172,25 @@ def test_a_failed_install_is_said_and_tried_again(
     assert run(checkout, environment, "--version")[:2] == (0, "headrace 0.1.0\n")
 
 
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_a_server_still_runs_when_spark_cannot_be_had(
+    checkout: Path, environment: dict[str, str], installer: str
+) -> None:
+    if installer == "uv":
+        give_uv(environment)
+    assert run(checkout, environment, "--version")[0] == 0
+    environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "UV_NO_INDEX": "1"}
+    wanted = checkout / "requirements" / "spark.txt"
+    wanted.write_text(f"headrace-has-no-such-package==1 --hash=sha256:{'0' * 64}\n")
+    code, out, err = run(checkout, environment, "sql", "select 1")
+    assert (code, out) == (1, "")
+    assert "could not install requirements/spark.txt" in err
+    assert run(checkout, environment, "--version") == (0, "headrace 0.1.0\n", "")
+    wanted.write_text("# nothing\n")
+    code, _, err = run(checkout, environment, "sql", "select 1")
+    assert (code, "installing what `spark` needs" in err) == (0, True), err
+
+
 @pytest.mark.parametrize("version", ["3.10.13", None])
 def test_a_python_that_is_too_old_or_missing_is_named(
     checkout: Path, environment: dict[str, str], version: str | None

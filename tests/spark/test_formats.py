@@ -81,6 +81,27 @@ def test_every_format(
     assert maps == [(None, None), ({"a": 1}, "é"), None, None]
 
 
+def test_variants_are_those_that_spark_makes(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str
+) -> None:
+    """Numbers that are on the edge of a type, and what else there are two opinions about."""
+    numbers = ["0", "-0", "-0.0", "1.50", "1E5", "-1e-7", "0.00", "1e400", "1e-400", "127", "128"]
+    numbers += ["9223372036854775807", "9223372036854775808", "-9223372036854775809"]
+    numbers += ["9" * 38, "9" * 39, "0." + "1" * 38, "0." + "1" * 39, "12345678901234567890.5"]
+    texts = ['"\\ud83d\\ude00é"', f'"{"y" * 70}"', "null", "true", "[]", "{}"]
+    texts += ['{"z":1,"a":{"é":[1,"x",null]},"":2}', f'{{"a":[{",".join(numbers)}]}}']
+    client.append_arrow(topic, pa.table({"data": pa.array(numbers + texts, pa.utf8())}))
+    shown = ("seq", "to_json(data) text", "schema_of_variant(data) type")
+
+    def load(data_format: str) -> DataFrame:
+        reader = spark.read.format("headrace").option("url", server.url)
+        return reader.options(dataFormat=data_format, columns="seq,data").load(topic)
+
+    ours = in_order(load("variant").selectExpr(*shown))
+    sparks = load("json").selectExpr("seq", "parse_json(data) data").selectExpr(*shown)
+    assert ours == in_order(sparks) and len(ours) == len(numbers + texts)
+
+
 def test_errors_say_what_would_be_right(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str
 ) -> None:

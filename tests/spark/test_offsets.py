@@ -38,6 +38,8 @@ def test_an_offset_comes_back_as_it_was_and_equal_ones_are_spelt_alike() -> None
     text = json.dumps(one.to_json())
     assert decode(json.loads(text)) == one
     assert json.dumps(other.to_json()) == text
+    parted = Offset(topics={}, parts=3)
+    assert decode(parted.to_json()) == parted
     assert at(t=(1, 5)).to_json() == {"topics": {"t": {"epoch": 1, "seq": 5}}}
 
 
@@ -54,6 +56,7 @@ def test_an_offset_comes_back_as_it_was_and_equal_ones_are_spelt_alike() -> None
         {"topics": {"t": {"epoch": 1, "seq": 1, "more": 2}}},
         {"topics": {}, "from": {"t": {"epoch": 1, "seq": -3}}},
         {"topics": {}, "partition": 0},
+        {"topics": {}, "parts": 0},
     ],
 )
 def test_what_this_source_did_not_write_is_refused(said: dict[str, Any]) -> None:

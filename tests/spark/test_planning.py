@@ -20,6 +20,7 @@ from headrace.client.models import Floors, Manifest, ManifestFile
 from headrace.core.errors import Forbidden, NotFound, NotReady, Throttled, TopicNotFound
 from headrace.spark.locations import split_url
 from headrace.spark.manifests import slices_of
+from headrace.spark.options import Position
 from headrace.spark.parts import FileSlice, Gap, HttpSlice, Pin, Slice
 from headrace.spark.planning import PART_BYTES_MAX, PART_BYTES_MIN, parts_of, plan
 from headrace.spark.pushdown import Filters
@@ -227,7 +228,7 @@ def test_files_are_read_directly_and_the_tail_over_http(
 def test_files_that_cannot_be_opened_here(
     sealing: ServerProcess, client: Client, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fill(client, topic, 2_000)
+    fill(client, topic, 2_000, size=2_000)
     seal(client, topic)
     location = Path(client.segments(topic).files[0].location)
     hidden = location.with_name("hidden")
@@ -260,6 +261,39 @@ def test_a_plan_that_fails_keeps_no_pins(start_server: Callable[..., ServerProce
         with pytest.raises(Throttled):
             client.segments("a")
         client.release_pin(*made.pins[0])
+
+
+@pytest.mark.parametrize("direct", ["true", "false"])
+def test_the_earliest_record_is_the_one_when_the_plan_is_made(
+    sealing: ServerProcess, client: Client, topic: str, direct: str
+) -> None:
+    """A cap at work between the question where a topic begins and the plan is no loss."""
+    topic = f"{topic}-{direct}"
+    fill(client, topic, 70_000, size=10_000)
+    seal(client, topic)
+    for starting, told in (
+        (Position("earliest"), ()),
+        (Position(seqs={topic: -2}), ()),
+        (Position(ts_ms=0), ()),
+        (Position(ts_by_topic={topic: 0}), ()),
+        (Position(seqs={topic: 1}), ("cap",)),
+    ):
+        options = options_of(
+            sealing.url, topic, direct=direct, starting=starting, fail_on_data_loss=False
+        )
+        spans = [span_of(client, topic)]
+        client.put_topic(topic, {"cap_records": 69_000})
+        client.append(topic, [1])
+        made = plan(client, options, spans, floating=True)
+        slices = [one for part in made.parts for one in part.slices]
+        assert tuple(one.reason for one in slices if isinstance(one, Gap)) == told
+        left = [one.span for one in slices if not isinstance(one, Gap)]
+        assert left[0].first == client.topic(topic).earliest_seq and left[-1].last == spans[0].last
+        # A batch of a stream has to have what its offsets say.
+        fixed = plan(client, options, spans)
+        assert isinstance(fixed.parts[0].slices[0], Gap)
+        for pin in made.pins + fixed.pins:
+            client.release_pin(*pin)
 
 
 def test_topics_that_changed_are_losses(sealing: ServerProcess, client: Client, topic: str) -> None:
@@ -295,7 +329,7 @@ def test_a_long_span_over_http_tells_what_is_lost_once(
 def test_a_key_with_prefixes_reads_over_http(start_server: Callable[..., ServerProcess]) -> None:
     server = start_server(api_keys="root,tenant::tenant-", **SETTINGS)
     with Client(server.url, token="root") as root, Client(server.url, token="tenant") as tenant:
-        fill(root, "tenant-a", 2_000)
+        fill(root, "tenant-a", 2_000, size=2_000)
         seal(root, "tenant-a")
         root.append("other", [1])
         span = span_of(root, "tenant-a")
@@ -317,13 +351,19 @@ def test_which_topics(sealing: ServerProcess, client: Client, topic: str) -> Non
     found = topic_heads(client, msgspec.structs.replace(options, topics=tuple(names[:2])))
     assert list(found) == names[:2]
     state = client.topic(names[0])
-    assert found[names[0]] == (names[0], state.epoch, 1, 2)
+    assert found[names[0]] == (names[0], state.epoch, 1, 2, 1)
     pattern = msgspec.structs.replace(options, topics=(), pattern=f"{topic}-[12]")
     assert topic_heads(client, pattern) == {
-        name: (name, client.topic(name).epoch, 1, 2) for name in names[1:]
+        name: (name, client.topic(name).epoch, 1, 2, 1) for name in names[1:]
     }
     half = msgspec.structs.replace(options, topics=(), pattern=f"{topic}-")
     assert topic_heads(client, half) == {}  # whole names only
+    # Rows that a sink keeps aside until they are published are not read as if they were.
+    client.append(f"{names[0]}.staged-7", [1])
+    everything = msgspec.structs.replace(options, topics=(), pattern=f"{topic}.*")
+    assert list(topic_heads(client, everything)) == names
+    by_name = msgspec.structs.replace(options, topics=(f"{names[0]}.staged-7", f"{topic}-9"))
+    assert list(topic_heads(client, by_name, missing_ok=True)) == [f"{names[0]}.staged-7"]
     with pytest.raises(TopicNotFound, match=f"did you mean '{topic}-1'"):
         topic_heads(client, msgspec.structs.replace(options, topics=(f"{topic}-1x",)))
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from headrace.cli.main import main
 from headrace.testing.process import ServerProcess
-from tests.test_docs import BLOCK, ROOT, examples_of, run
+from tests.test_docs import BLOCK, PUBLIC_ADDRESS, ROOT, examples_of, run
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -37,6 +37,7 @@ def test_the_blocks_of_the_readme(
                 command, *arguments = shlex.split(content)
                 assert (command, main(arguments)) == ("headrace", 0)
             elif kind == "python run spark":
+                content = PUBLIC_ADDRESS.sub(server.address, content)
                 exec(compile(content, "README.md", "exec"), {})
             else:
                 continue

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
 from headrace.client import Client
+from headrace.core.clock import SystemClock
 from headrace.core.errors import (
+    ConfigError,
     PlanNotDeterministic,
+    ProducerGap,
     RowsRefused,
     StagedRowsLost,
-    Throttled,
+    TopicFull,
+    TopicNotFound,
     WriteFenced,
 )
 from headrace.spark import sending
 from headrace.spark.chunks import CHUNK_ROWS_MAX, Chunk, chunks
 from headrace.spark.connection import connect
-from headrace.spark.options import Connection
+from headrace.spark.options import Connection, sink_options
 from headrace.spark.sending import Sender, Sending
+from headrace.spark.sink import BatchWriter
 from headrace.spark.staging import Staged, Staging
 from headrace.testing.process import ServerProcess
 
@@ -125,6 +132,23 @@ def test_fewer_chunks_than_before_are_told(client: Client, topic: str) -> None:
         send(client, topic, Sender("p", 0), batches(count=2 * CHUNK_ROWS_MAX))
 
 
+@pytest.mark.parametrize("sender", [Sender("p", 0), Sender(key="w/0")], ids=["producer", "key"])
+def test_as_many_rows_in_another_order_are_told(client: Client, topic: str, sender: Sender) -> None:
+    """As behind a shuffle, whose blocks come as they come: full chunks, none the same."""
+    other = [*range(7, 2 * CHUNK_ROWS_MAX), *range(7)]
+    for written in (1, 2):  # of two chunks, when the first attempt ends
+        name = f"{topic}-{written}"
+        first = Sending(client, sender, create=True)
+        for chunk in list(chunks(batches(count=2 * CHUNK_ROWS_MAX), name))[:written]:
+            first.send(chunk)
+        again = pa.record_batch({"data": pa.array(map(str, other), pa.large_utf8())})
+        with pytest.raises(PlanNotDeterministic, match="other ones than"):
+            send(client, name, sender, iter([again]))
+        # Rows that are not there any more cannot be told apart, and are no error.
+        client.delete_records(name, before_seq=written * CHUNK_ROWS_MAX)
+        send(client, name, sender, iter([again]))
+
+
 def test_what_the_server_refuses_is_named(client: Client, topic: str) -> None:
     large = pa.record_batch({"data": [b"x" * (1 << 20), b"x" * (1 << 20 | 1)]})
     with pytest.raises(RowsRefused, match="a record of 1048577 bytes") as error:
@@ -203,9 +227,9 @@ def test_more_producers_than_a_topic_remembers_are_refused(
     start_server: Callable[..., ServerProcess], topic: str
 ) -> None:
     server = start_server(producers_per_topic_max=1)
-    with connect(Connection(server.url, retry_timeout_ms=0)) as client:
+    with connect(Connection(server.url)) as client:
         send(client, topic, Sender("spark:q:0", 0), batches(count=3))
-        with pytest.raises(Throttled, match="PRODUCERS_PER_TOPIC_MAX"):
+        with pytest.raises(TopicFull, match="PRODUCERS_PER_TOPIC_MAX"):
             send(client, topic, Sender("spark:q:1", 0), batches(count=3))
         send(client, topic, Sender("spark:q:0", 1), batches(3, 3))
         assert stored(client, topic) == numbers(6)
@@ -262,6 +286,7 @@ STEPS = [
     ("publish", 1),
     ("published a chunk", 1),
     ("published a chunk", 3),
+    ("note", 1),
     ("clean", 1),
     ("done", 1),
     ("", 1),
@@ -333,12 +358,125 @@ def test_a_large_decision_is_of_several_records(
     assert stored(client, topic) == numbers(7)
 
 
-def test_staged_rows_that_somebody_deleted_are_told(client: Client, topic: str) -> None:
+@pytest.mark.parametrize("before_seq", [4, 10], ids=["some", "all"])
+def test_staged_rows_that_somebody_deleted_are_told(
+    client: Client, topic: str, before_seq: int
+) -> None:
     staging = Crashing(client, topic, "q", 0, create=True)
     staging.at = "publish"
     message = staging.stage([Chunk(topic, table("x", 9))], 0, text=True)
     with pytest.raises(Crash):
         staging.commit([message])
-    client.delete_records(staging.name, before_seq=4)
+    client.delete_records(staging.name, before_seq=before_seq)
     with pytest.raises(StagedRowsLost, match="has no record 1, which batch 0 needs"):
         Staging(client, topic, "q", 0, create=True).commit([message])
+
+
+def test_a_staging_topic_that_is_made_anew_meanwhile_is_told(client: Client, topic: str) -> None:
+    staging = Staging(client, topic, "q", 0, create=True)
+    first = staging.stage([Chunk(topic, table("first", 9))], 0, text=True)
+    client.delete_topic(staging.name)
+    second = staging.stage([Chunk(topic, table("second", 9))], 1, text=True)
+    assert first.ranges == second.ranges  # nothing else tells them apart
+    for messages in ([first, second], [first]):
+        with pytest.raises(StagedRowsLost, match="has no record 1, which batch 0 needs"):
+            Staging(client, topic, "q", 0, create=True).commit(messages)
+    assert topic not in [found.topic for found in client.topics(topic)]
+    assert client.topic(staging.name).config["durability"] == "fsync"
+
+
+def test_a_decision_of_the_longest_names_fits(client: Client, topic: str) -> None:
+    name = topic + '"' * (600 - len(topic))
+    staging = Staging(client, topic, "q", 0, create=True)
+    staged = staging.stage([Chunk(name, table("x", 2))], 0, text=True)
+    staged.ranges *= 1_500
+    crashing = Crashing(client, topic, "q", 0, create=True)
+    crashing.at = "publish"
+    with pytest.raises(Crash):
+        crashing.commit([staged])
+
+
+def test_two_destinations_of_one_id_are_two_writes(server: ServerProcess, client: Client) -> None:
+    for name in ("twice-a", "twice-b"):
+        given = {"url": server.url, "topic": name, "mode": "staged", "writeId": "w"}
+        options = sink_options({**given, "stagingTopic": "twice"}, streaming=False)
+        writer = BatchWriter(options, StructType().add("data", "string"), False)
+        with connect(options.connection) as own:
+            staging = writer._staging(own, "w", 0)
+            writer.commit([staging.stage([Chunk(name, table(name, 3))], 0, text=True)])
+        assert stored(client, name) == [f'"{name}-{row}"' for row in range(3)]
+
+
+def test_a_batch_that_failed_leaves_no_staging_topic(server: ServerProcess, client: Client) -> None:
+    options = sink_options(
+        {"url": server.url, "topic": "given-up", "mode": "staged"}, streaming=False
+    )
+    writer = BatchWriter(options, StructType().add("data", "string"), False)
+    with connect(options.connection) as own:
+        staging = writer._staging(own, writer._id, 0)
+        message = staging.stage([Chunk("given-up", table("x", 3))], 0, text=True)
+        writer.abort([message, None])
+        # A task that nobody waits for any more does not bring it back.
+        with pytest.raises(TopicNotFound):
+            staging._client.append_arrow(staging.name, table("x", 1), create=False)
+    assert not list(client.topics("given-up"))
+
+
+def test_a_key_is_relied_on_only_while_the_topic_knows_it(client: Client, topic: str) -> None:
+    client.put_topic(topic, {"idempotency_window_ms": 60_000})
+    long_ago, lately = (SystemClock().wall_ms() - ago for ago in (61_000, 1_000))
+    send(client, topic, Sender(key="w/0"), batches(count=9))
+    send(client, topic, Sender(key="w/0", key_since_ms=lately), batches(count=9))
+    with pytest.raises(ConfigError, match=r"ran before, longer ago.*writeId"):
+        send(client, topic, Sender(key="w/0", key_since_ms=long_ago), batches(count=9))
+    # Also when it becomes late on the way, until the first chunk that nobody sent before.
+    for again, rows in ((True, ROWS), (False, CHUNK_ROWS_MAX)):
+        name = f"{topic}-{again}"
+        client.put_topic(name, {"idempotency_window_ms": 60_000})
+        send(client, name, Sender(key="y/0"), batches(count=rows))
+        task = Sending(client, Sender(key="y/0", key_since_ms=lately), create=True)
+        first, second, third, *_ = chunks(batches(), name)
+        task.send(first)
+        if not again:
+            task.send(second)
+        if task._since_ms is not None:
+            task._since_ms = long_ago  # as if time had passed
+        with pytest.raises(ConfigError) if again else contextlib.nullcontext():
+            task.send(second if again else third)
+    client.put_topic(topic, {"idempotency_window_ms": 0})
+    with pytest.raises(ConfigError, match="a repeat may come later"):
+        send(client, topic, Sender(key="x/0"), batches(count=9))
+    assert stored(client, topic) == numbers(9)
+
+
+def test_chunks_that_are_lost_with_the_start_of_a_batch_are_told(
+    client: Client, topic: str
+) -> None:
+    """As after a power failure that took the newest appends of a topic with it."""
+    send(client, topic, Sender("p", 6), batches(count=9))
+    task = Sending(client, Sender("p", 7), create=True)
+    task._numbers[topic] = 2
+    with pytest.raises(ProducerGap, match="has lost what this task wrote before"):
+        task.send(next(chunks(batches(count=9), topic)))
+
+
+@pytest.mark.parametrize("rows", [3, 0], ids=["rows", "empty"])
+def test_keys_that_may_not_do_all(
+    start_server: Callable[..., ServerProcess], topic: str, rows: int
+) -> None:
+    server = start_server(api_keys="root,stager:read+write+delete:t-,writer:write:t-")
+    with Client(server.url, token="stager") as own:
+        staging = Staging(own, topic, "q", 0, create=True)
+        given = [Chunk(topic, table("x", rows))] if rows else []
+        staging.commit([staging.stage(given, 0, text=True)])
+        staging.commit([staging.stage([], 0, text=True)])
+    # A repeat of one that may not read is known as well; that it is another one is not.
+    with Client(server.url, token="writer") as own:
+        for sender in (Sender("p", 0), Sender(key="w/0", key_since_ms=SystemClock().wall_ms())):
+            for _ in range(2):
+                send(own, f"{topic}-{sender.epoch}{sender.key is None}", sender, batches(count=9))
+    with Client(server.url, token="root") as root:
+        counts = {found.topic: found.count for found in root.topics()}
+        assert counts.get(topic, 0) == rows
+        assert counts[f"{topic}-0True"] == counts[f"{topic}-0False"] == 9
+        assert counts[staging.name] == 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,8 +64,17 @@ def test_settings_of_a_local_session(environment: pytest.MonkeyPatch) -> None:
     # Java takes the last of two: the caller's home of Derby, and still our settings of its log.
     options = found[session.DRIVER_JAVA_OPTIONS].split()
     assert options[-1] == "-Dderby.system.home=/mine"
-    assert f"-Dlog4j2.configurationFile=file:{session.LOG_SETTINGS}" in options
+    assert f"-Dlog4j2.configurationFile=file://{session.LOG_SETTINGS}" in options
     assert os.path.exists(session.LOG_SETTINGS)
+
+
+def test_places_with_spaces_are_one_word_to_java(environment: pytest.MonkeyPatch) -> None:
+    environment.setattr(session, "LOG_SETTINGS", "/a b/log4j2.properties")
+    found = session.prepare(Place("local[1]", None), {}, "/it's/c d")
+    assert shlex.split(found[session.DRIVER_JAVA_OPTIONS]) == [
+        "-Dlog4j2.configurationFile=file:///a%20b/log4j2.properties",
+        "-Dderby.system.home=/it's/c d",
+    ]
 
 
 def test_a_cluster_and_a_remote_keep_their_own(environment: pytest.MonkeyPatch) -> None:
@@ -146,6 +157,12 @@ def test_the_running_session_is_given_again(spark: SparkSession) -> None:
     assert again.sparkContext is spark.sparkContext
     assert spark.conf.get("spark.sql.headrace.test") == "1"
     spark.conf.unset("spark.sql.headrace.test")
+    # In any thread, and its settings are its owner's.
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    with ThreadPoolExecutor(1) as elsewhere:
+        assert elsewhere.submit(spark_session).result().sparkContext is spark.sparkContext
+    assert spark.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
     # Nor did that bring back a default which the session was started without.
     assert spark.sparkContext.master == "local[2,4]"
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from headrace.client import Client
 from headrace.client.models import ManifestFile
 from headrace.core.errors import NotReady, SegmentCorrupt
 from headrace.spark.columns import Shape, shape_of
-from headrace.spark.options import SourceOptions
+from headrace.spark.locations import OPEN_FILES_MAX, OpenFiles
+from headrace.spark.options import Connection, SourceOptions
 from headrace.spark.parts import FileSlice, Gap, HttpSlice, Pin, ReadPart
 from headrace.spark.planning import plan
 from headrace.spark.pushdown import Filters
@@ -29,6 +31,7 @@ from headrace.storage.cache import BlockCache
 from headrace.storage.fs import RealFilesystem
 from headrace.storage.segment_reader import open_segment
 from headrace.testing.process import ServerProcess
+from tests.spark.requests import requests_of
 from tests.spark.sealing import SETTINGS, fill, options_of, seal, span_of
 from tests.unit.storage.test_segment_reader import seal as seal_blocks
 
@@ -156,7 +159,7 @@ def passes(row: dict[str, object], filters: Filters) -> bool:
 def test_a_file_that_moved_is_found_again_and_one_that_is_gone_is_told(
     sealing: ServerProcess, client: Client, topic: str
 ) -> None:
-    fill(client, topic, 2_000)
+    fill(client, topic, 2_000, size=2_000)
     seal(client, topic)
     options = options_of(sealing.url, topic, columns=("seq",))
     (part,) = plan(client, options, [span_of(client, topic)]).parts
@@ -176,8 +179,88 @@ def test_a_file_that_moved_is_found_again_and_one_that_is_gone_is_told(
         os.rename(hidden, location)
 
 
+def test_files_that_topics_share_are_opened_once_and_closed(
+    sealing: ServerProcess, client: Client, topic: str
+) -> None:
+    """Opening one means to verify its whole index: for each of its topics that would take long."""
+    names = [f"{topic}-{n}" for n in range(40)]
+    for name in names:
+        client.append(name, [1, 2, 3])
+    seal(client, names[-1])
+    options = msgspec.structs.replace(options_of(sealing.url, ""), topics=(), pattern=f"{topic}-.*")
+    spans = [span_of(client, name) for name in names]
+    (part,) = plan(client, options, spans).parts
+    files = {one.file.location for one in part.slices if isinstance(one, FileSlice)}
+    assert 0 < len(files) < len(part.slices)
+    seen: list[str] = []
+
+    def look(event: str, args: tuple[object, ...]) -> None:
+        if looking and event == "open" and args[0] in files:
+            seen.append(str(args[0]))
+
+    before = set(os.listdir("/proc/self/fd"))
+    looking = True
+    sys.addaudithook(look)
+    try:
+        found = read(options, [part])
+    finally:
+        looking = False
+    assert found.num_rows == 120 and sorted(seen) == sorted(files)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
+    fs = RealFilesystem(tmp_path)
+    fs.mkdir("segments")
+    block = encode_block(Batch([b"1"]), 9, 1, 5, 5)
+    made = seal_blocks(fs, [(9, block, 0, 1)], 1 << 20)
+    file = ManifestFile(
+        made.file_id, str(tmp_path / made.path), "hot", 1, made.size, made.footer_offset,
+        f"{made.footer_hash:016x}", made.owner, 1, 1, 0, 1, 1, 1, 5, 5, 1,
+    )  # fmt: skip
+    others = []
+    for n in range(2 * OPEN_FILES_MAX):
+        os.link(file.location, f"{file.location}-{n}")
+        others.append(msgspec.structs.replace(file, location=f"{file.location}-{n}"))
+    before = len(os.listdir("/proc/self/fd"))
+    files = OpenFiles()
+    for other in (*others, others[-1]):
+        run = files.get(other).run(9)
+        assert run is not None and run.count == 1
+    assert len(os.listdir("/proc/self/fd")) == before + OPEN_FILES_MAX
+    assert files.get(others[-1]) is files.get(others[-1])
+    files.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_looking_again_asks_once_for_a_topic_and_leaves_no_pins(
+    start_server: Callable[..., ServerProcess],
+) -> None:
+    """After a restart of the server every file of a task may be missing; pins are few."""
+    server = start_server(manifest_pins_max=2, **SETTINGS)
+    with Client(server.url, deadline_ms=0) as client:
+        fill(client, "a", 2_000, size=2_000)
+        seal(client, "a")
+        options = options_of(server.url, "a", columns=("seq",))
+        options = msgspec.structs.replace(options, connection=Connection(server.url, None, None, 0))
+        made = plan(client, options, [span_of(client, "a")])
+        (one,) = made.parts[0].slices
+        client.release_pin(*made.pins[0])
+        moved = msgspec.structs.replace(one.file, location=one.file.location + ".elsewhere")
+        stale = msgspec.structs.replace(one, file=moved)
+        cuts = tuple(stale.cut(first, first + 99) for first in range(1, 2_001, 100))
+        for _ in range(2):
+            assert read(options, [ReadPart(cuts)])["seq"].to_pylist() == list(range(1, 2_001))
+        # Nor does a task that is ended before it has read everything.
+        batches = read_part(options, shape_of(options, None), ReadPart(cuts))
+        next(batches)
+        batches.close()
+        for _ in range(2):
+            client.segments("a")
+
+
 def test_a_damaged_file_is_noticed(sealing: ServerProcess, client: Client, topic: str) -> None:
-    fill(client, topic, 2_000)
+    fill(client, topic, 2_000, size=2_000)
     seal(client, topic)
     options = options_of(sealing.url, topic, columns=("seq", "data"))
     (part,) = plan(client, options, [span_of(client, topic)]).parts
@@ -185,10 +268,14 @@ def test_a_damaged_file_is_noticed(sealing: ServerProcess, client: Client, topic
     assert isinstance(one, FileSlice)
     location = Path(one.file.location)
     content = location.read_bytes()
-    middle = one.file.footer_offset // 2
-    location.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-    with pytest.raises(SegmentCorrupt, match="damaged in block"):
-        read(options_of(sealing.url, topic, columns=COLUMNS), [part])
+    index = one.file.footer_offset
+    everything = options_of(sealing.url, topic, columns=COLUMNS)
+    # The Arrow header of a file is not read, and so it may be anything.
+    for at in (index // 4, index // 2, index - 9_000, index, index + 100, len(content) - 1):
+        location.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        what = "damaged in block" if at < index else "damaged footer"
+        with pytest.raises(SegmentCorrupt, match=what):
+            read(everything, [part])
     location.write_bytes(content)
     assert read(options, [part]).num_rows == 2_000
 
@@ -302,15 +389,23 @@ def test_known_gaps_are_rows_where_they_are_wanted(sealing: ServerProcess, topic
 # Pins and batches
 
 
-def test_pins_are_renewed_and_a_lapsed_one_is_no_error(client: Client, topic: str) -> None:
+@pytest.mark.parametrize(
+    ("pin_ms", "age_ms", "asked"),
+    [(600_000, 0, 0), (600_000, -5, 0), (600_000, 300_000, 2), (0, 0, 5)],
+)
+def test_pins_are_renewed_in_time(
+    client: Client, topic: str, pin_ms: int, age_ms: int, asked: int
+) -> None:
+    """A young plan asks nothing; of two pins the lapsed one is no error, and is asked for once."""
+    topic = f"{topic}-{pin_ms}-{age_ms}"
     client.append(topic, [1])
     made = client.segments(topic)
-    pins = _Pins(client, [Pin(topic, made.pin, 0), Pin(topic, "pin_none", 0)])
-    pins.keep()
-    assert client.renew_pin(topic, made.pin).pin_expires_ms > made.pin_expires_ms
+    pins = _Pins(client, [Pin(topic, made.pin, pin_ms), Pin(topic, "pin_none", pin_ms)], age_ms)
+    before = requests_of(client)
+    for _ in range(4):
+        pins.keep()
+    assert requests_of(client) - before - 1 == asked
     client.release_pin(topic, made.pin)
-    pins.keep()
-    pins.keep()
 
 
 def test_small_batches_are_put_together() -> None:

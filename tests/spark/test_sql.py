@@ -109,9 +109,13 @@ def test_values_of_every_kind(ask: Ask, client: Client, topic: str) -> None:
     assert (code, err) == (0, "")
     assert out == 'd,s,e,n,b\n1.10,"{""x"":1,""y"":[true]}","",,2026-01-31 12:00:00\n'
     found = document(ask("--json", f"select d, s, n, b, b from {VALUES}"))
-    assert found["rows"] == [
-        [1e38, {"x": 1, "y": [True]}, None, *["2026-01-31T12:00:00.000000Z"] * 2]
-    ]
+    noon = "2026-01-31T12:00:00.000000Z"
+    assert found["rows"] == [[10**37, {"x": 1, "y": [True]}, None, noon, noon]]
+    local = "timestamp_ntz'2026-01-31"
+    others = f"{local} 12:00:00.123456', double('nan'), map(1, {local}')"
+    found = document(ask("--json", f"select {others}"))
+    midnight = {"1": "2026-01-31T00:00:00.000000"}
+    assert found["rows"] == [["2026-01-31T12:00:00.123456", "NaN", midnight]]
     assert document(ask("--json", "--limit", "2", "select id from range(9)"))["rows"] == [[0], [1]]
     assert document(ask("--json", "select 1 where false"))["rows"] == []
 
@@ -175,6 +179,10 @@ def test_pruning_changes_no_answer(
         f"select seq from {orders} o where exists (select 1 from `sql-payments:eu` p"
         " where p.data:order::int = o.data:id::int) order by seq",
         f"from {orders} |> where seq > 8 |> select data:id::int, raw |> order by 1",
+        # Other conditions in other places: Spark keeps only one set of them for a view.
+        f"select (select count(*) from {orders} where seq < 2), (select count(*) from {orders})",
+        f"select seq from {orders} where seq < 3 union all select seq from {orders} where seq > 6"
+        " order by 1",
     ]
 
     def answers() -> list[list[str]]:
@@ -186,7 +194,7 @@ def test_pruning_changes_no_answer(
 
     pruned = answers()
     assert all(pruned)
-    monkeypatch.setattr("headrace.spark.tables.needed_names", lambda frame: {})
+    monkeypatch.setattr("headrace.spark.tables.uses_of", lambda frame: {})
     assert answers() == pruned
 
 
@@ -312,7 +320,7 @@ def test_a_process_of_its_own_on_a_terminal(
 ) -> None:
     """From nothing to rows: Spark starts quietly, says so while it does, and leaves no litter."""
     ours, theirs = pty.openpty()
-    statement = f"select sum(seq) as s from {orders} where data:name = 'ü'"
+    statement = f"select sum(seq) as s from {orders} where data:name::string = 'ü'"
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace", "sql", "--conf", "spark.ui.enabled=false", statement],
         cwd=tmp_path,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -17,13 +17,15 @@ from pyspark.sql.streaming.datasource import (
 
 from headrace.client import Client
 from headrace.core.clock import ManualClock
-from headrace.core.errors import NotFound, TopicNotFound
+from headrace.core.errors import InvalidRequest, NotFound, TopicNotFound, Unreachable
+from headrace.spark.batch_source import BatchReader
 from headrace.spark.columns import shape_of
 from headrace.spark.options import source_options
 from headrace.spark.parts import ReadPart
 from headrace.spark.stream_source import HTTP_SEQS_MAX, StreamReader
 from headrace.spark.trouble import DataLost
 from headrace.testing.process import ServerProcess
+from tests.spark.requests import requests_of
 
 Reads = Callable[..., StreamReader]
 Json = dict[str, Any]
@@ -59,12 +61,6 @@ def rows_of(reader: StreamReader, start: Json, end: Json) -> list[tuple[str, int
 
 def append(client: Client, topic: str, count: int) -> None:
     client.append(topic, [{"n": n} for n in range(count)])
-
-
-def requests_of(client: Client) -> int:
-    text = client.metrics_text()
-    found = re.findall(r"^headrace_http_requests_total\{.*\} (\d+)$", text, re.MULTILINE)
-    return sum(map(int, found))
 
 
 def test_a_batch_waits_for_enough_records_or_for_long_enough(
@@ -193,6 +189,36 @@ def test_a_micro_batch_costs_few_calls(client: Client, reads: Reads, topic: str)
         # One more is the question itself.
         assert requests_of(client) - before == calls + 1, how
         assert sum(len(batch) for part in parts for batch in reader.read(part)) == 3
+
+
+def test_a_start_in_the_future_is_refused(client: Client, reads: Reads, topic: str) -> None:
+    """Else what comes before that time would be read, as if it had been asked for."""
+    append(client, topic, 1)
+    for option, at in (("startingTimestamp", "{0}"), ("startingSeqsByTimestamp", '{{"{1}":{0}}}')):
+        clock = ManualClock()
+        later = reads(clock, subscribe=topic, **{option: at.format(clock.wall_ms() + 5, topic)})
+        with pytest.raises(InvalidRequest, match="5 ms from now; use startingSeqs=latest"):
+            later.initialOffset()
+        clock.advance(5)
+        later.initialOffset()
+
+
+def test_a_query_that_has_not_begun_gives_up_soon() -> None:
+    nowhere = {"url": "http://127.0.0.1:9", "subscribe": "t"}
+    patient = source_options(nowhere, streaming=True).connection
+    assert (patient.start_timeout_ms, patient.retry_timeout_ms) == (30_000, 600_000)
+    options = source_options({**nowhere, "retryTimeout": "50ms"}, streaming=True)
+    hasty = options.connection
+    assert (hasty.start_timeout_ms, hasty.retry_timeout_ms) == (50, 50)
+    slow = msgspec.structs.replace(hasty, retry_timeout_ms=600_000)
+    options = msgspec.structs.replace(options, connection=slow)
+    shape = shape_of(options, None)
+    for begin in (
+        StreamReader(options, shape).initialOffset,
+        BatchReader(options, shape).partitions,
+    ):
+        with pytest.raises(Unreachable):
+            begin()
 
 
 def test_topics_that_are_missing(client: Client, reads: Reads, topic: str) -> None:

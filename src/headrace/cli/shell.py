@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.rows import print_cells
 from headrace.cli.statements import split_statements
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import HeadraceError, InvalidRequest
 from headrace.storage.fs import RealFilesystem
 
 if TYPE_CHECKING:
@@ -73,7 +73,12 @@ class Shell:
             if text.startswith("\\"):
                 return self._command(text)
             statements, rest = split_statements(text)
-            while rest and len(text) < STATEMENT_CHARACTERS_MAX:
+            while rest:
+                if len(text) > STATEMENT_CHARACTERS_MAX:
+                    raise InvalidRequest(
+                        f"the statement is longer than {STATEMENT_CHARACTERS_MAX} characters",
+                        fix="close its quote or end it with a semicolon; nothing was run",
+                    )
                 text += "\n" + self._read_line(PROMPT_MORE)
                 statements, rest = split_statements(text)
             for statement in statements:

@@ -118,6 +118,17 @@ def _connect(options: argparse.Namespace) -> Connection:
     return Connection(server.url, server.token, server.ca_file, retry_timeout_ms=RETRY_MS)
 
 
+class OutputClosed(BrokenPipeError):
+    """Whoever read our output has seen enough; any other broken pipe is one to Spark."""
+
+
+def write_out(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+    except BrokenPipeError as error:
+        raise OutputClosed from error
+
+
 class WorkThread:
     """Where statements run, so that Ctrl-C finds the main thread free to cancel them."""
 
@@ -214,6 +225,8 @@ def spark_errors() -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         raise explained(error) from None
+    except OutputClosed:
+        raise
     except ConnectionError as error:
         raise Internal(
             f"Spark ended by itself: {error}", fix="look at what it printed, and at its memory"
@@ -274,9 +287,9 @@ def write_csv(answer: Answer, limit: int | None) -> None:
     frame = answer.frame if limit is None else answer.frame.limit(limit)
     rows = text_rows(frame).toLocalIterator(prefetchPartitions=True)
     row = next(rows, None)  # what fails at once fails before anything is written
-    sys.stdout.write(csv_line(columns))
+    write_out(csv_line(columns))
     while row is not None:
-        sys.stdout.write(csv_line(row))
+        write_out(csv_line(row))
         row = next(rows, None)
 
 
@@ -292,12 +305,12 @@ def write_json(answer: Answer, limit: int | None) -> None:
     rows = json_rows(frame).toLocalIterator(prefetchPartitions=True) if columns else iter(())
     row = next(rows, None)  # what fails at once fails before anything is written
     head = msgspec.json.encode({"columns": columns, "cut": cuts}).decode()
-    sys.stdout.write(head[:-1] + ',"rows":[')
+    write_out(head[:-1] + ',"rows":[')
     before = ""
     while row is not None:
-        sys.stdout.write(before + msgspec.json.encode(row_values(row[0])).decode())
+        write_out(before + msgspec.json.encode(row_values(row[0])).decode())
         before, row = ",", next(rows, None)
-    sys.stdout.write("]}\n")
+    write_out("]}\n")
 
 
 VERBS = (Verb(("sql",), "run SQL over topics, with Spark", add_arguments, run),)

@@ -188,7 +188,7 @@ class ProducerGap(ClientError):
 
 
 class TopicFull(ClientError):
-    """The topic rejects what its caps have no room for."""
+    """The topic rejects what its caps have no room for, or one more producer."""
 
     code = "topic_full"
     status = 422

@@ -16,7 +16,13 @@ from typing import NamedTuple
 import msgspec
 from xxhash import xxh3_128_digest
 
-from headrace.core.errors import InvalidRequest, ProducerFenced, ProducerGap, Throttled
+from headrace.core.errors import (
+    InvalidRequest,
+    ProducerFenced,
+    ProducerGap,
+    Throttled,
+    TopicFull,
+)
 from headrace.storage.keys import KeyRow
 
 GENERATIONS_PER_WINDOW = 4
@@ -87,6 +93,7 @@ def admit_producer(known: Producer | None, claim: ProducerClaim) -> bool:
         raise InvalidRequest(
             f"producer {claim.id!r} starts epoch {claim.epoch} at sequence {claim.sequence}",
             fix="start a new epoch at sequence 0",
+            detail={"expected": 0, "received": claim.sequence},
         )
     fresh = known is None or claim.epoch > epoch
     last = -1 if fresh or known is None else known.sequence
@@ -105,7 +112,8 @@ def refuse_new_producer(topic: str, known: int, most: int) -> None:
     """Raise unless a topic that knows so many producers has room for one more."""
     if known < most:
         return
-    raise Throttled(
+    # Not 429: nothing is forgotten, so that the same call never succeeds later by itself.
+    raise TopicFull(
         f"{topic!r} remembers {known} producers, the most allowed",
         fix="use the ids that there are, write to another topic, or raise "
         "HEADRACE_PRODUCERS_PER_TOPIC_MAX",

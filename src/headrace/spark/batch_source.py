@@ -35,9 +35,10 @@ class BatchReader(DataSourceReader):
         from headrace.spark.positions import spans_of
         from headrace.spark.topics import topic_heads
 
-        with connect(self.options.connection) as client:
+        with connect(self.options.connection, starting=True) as client:
             spans = spans_of(client, self.options, topic_heads(client, self.options))
-            return list(plan(client, self.options, spans, filters=self.filters).parts)
+            made = plan(client, self.options, spans, filters=self.filters, floating=True)
+            return list(made.parts)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from headrace.spark.slices import read_part

@@ -7,6 +7,7 @@ of an object store are those of this process's environment: no manifest has any.
 from __future__ import annotations
 
 import os.path
+from collections import OrderedDict
 from functools import lru_cache
 from urllib.parse import urlsplit, urlunsplit
 
@@ -17,6 +18,8 @@ from headrace.storage.segment import SegmentMeta
 from headrace.storage.segment_reader import Segment
 from headrace.storage.tier import SEGMENTS_DIR, Store, open_store
 
+# Files that a task has open.
+OPEN_FILES_MAX = 16
 # Clients of object stores that a process keeps.
 STORES_MAX = 16
 # For the few blocks that are looked at to find a row; what is read in bulk goes past it.
@@ -34,6 +37,30 @@ def open_file(file: ManifestFile) -> Segment:
     except BaseException:
         opened.close()
         raise
+
+
+class OpenFiles:
+    """Sealed files that one task has open.
+
+    Small topics share files, and to open one means to verify all of its index: a task that reads
+    many topics does it once.
+    """
+
+    def __init__(self) -> None:
+        self._segments: OrderedDict[tuple[str, str], Segment] = OrderedDict()
+
+    def get(self, file: ManifestFile) -> Segment:
+        """The file; the one that was longest not asked for may be closed for it."""
+        key = (file.location, file.hash)
+        found = self._segments.pop(key, None) or open_file(file)
+        self._segments[key] = found
+        if len(self._segments) > OPEN_FILES_MAX:
+            self._segments.popitem(last=False)[1].close()
+        return found
+
+    def close(self) -> None:
+        while self._segments:
+            self._segments.popitem()[1].close()
 
 
 def _open(location: str) -> File:

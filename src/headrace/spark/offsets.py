@@ -6,10 +6,11 @@ alone, so that a batch that is run again, in another process, gives the same row
 
     {"topics": {"orders": {"epoch": 7, "seq": 120}}}
 
-`seq` is the last one that was read.  Two more fields are there when they are needed.  `new` marks
-the offset a query starts from, and `from` in the end of its first batch repeats it: Spark does not
-keep that one, and would ask for another when it has to run the first batch again.  `turn` is whose
-turn it was when a limit was too small for all topics.
+`seq` is the last one that was read.  More fields are there when they are needed.  `new` marks the
+offset a query starts from, and `from` in the end of its first batch repeats it: Spark does not keep
+that one, and would ask for another when it has to run the first batch again.  `turn` is whose turn
+it was when a limit was too small for all topics.  `parts` is how many tasks read the batch that
+ends here, when that is more than one (stream_parts.py).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Offset(
     new: bool = False
     came_from: dict[str, Place] | None = msgspec.field(name="from", default=None)
     turn: str = ""
+    parts: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """What Spark keeps.
@@ -73,6 +75,8 @@ def decode(said: Mapping[str, Any]) -> Offset:
         offset = msgspec.convert(said, Offset)
     except msgspec.ValidationError as error:
         raise _not_ours(str(error)) from None
+    if offset.parts < 1:
+        raise _not_ours(f"{offset.parts} parts")
     for places in (offset.topics, offset.came_from or {}):
         for name, place in places.items():
             if place.epoch < 0 or place.seq < 0:

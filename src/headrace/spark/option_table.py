@@ -48,7 +48,9 @@ TABLE: Final = (
         READS,
         "a regular expression of Python",
         "",
-        "Reads every topic whose whole name matches; a stream takes up new ones as they appear.",
+        "Reads every topic whose whole name matches; a stream takes up new ones as they appear,"
+        " from their beginning. No pattern matches a topic in which `mode=staged` keeps rows aside."
+        " It is also the way to a name with a comma.",
     ),
     Option(
         "startingSeqs",
@@ -65,7 +67,7 @@ TABLE: Final = (
         _TIME,
         "",
         "Starts each topic at its first record of that time or later. Without an offset the time is"
-        " UTC.",
+        " UTC. For a stream it cannot lie in the future.",
     ),
     Option("startingSeqsByTimestamp", READS, _TIMES, "", "The same, with a time for each topic."),
     Option(
@@ -167,7 +169,11 @@ TABLE: Final = (
         (BATCH,),
         _BOOL,
         "false",
-        "Lets conditions on `seq`, `ts` and `tag` spare reading. It needs Spark's"
+        "Lets conditions on `seq`, `ts` and `tag` spare reading. **Only for a data frame that is"
+        " used once, in one place of one query**: Spark 4.2 and 4.3 keep the conditions that were"
+        " handed over last, so that a self-join, a union with itself, a view or a second action on"
+        " the same data frame silently lacks rows. `startingSeqs`, `endingSeqs` and the timestamps"
+        " narrow what is read without that danger. It needs Spark's"
         " `spark.sql.python.filterPushdown.enabled`, which `headrace.spark.spark_session()` sets.",
     ),
     Option(
@@ -236,7 +242,8 @@ TABLE: Final = (
         USES,
         _DURATION,
         "10m",
-        "For how long a call is tried again while the server is away, or says that it is busy.",
+        "For how long a call is tried again while the server is away, or says that it is busy."
+        " Without it, a batch read that is planned and a stream that is new wait 30s only.",
     ),
 )
 

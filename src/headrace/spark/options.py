@@ -44,24 +44,31 @@ class Position(msgspec.Struct, frozen=True):
     ts_ms: int | None = None  # of all topics
     ts_by_topic: dict[str, int] = {}
 
+    def floats(self, topic: str) -> bool:
+        """Whether it is at the first record that is left (of a time), and not at a seq."""
+        by_time = self.ts_ms is not None or topic in self.ts_by_topic
+        return by_time or self.word == EARLIEST or self.seqs.get(topic) == SEQ_EARLIEST
+
 
 class Connection(msgspec.Struct, frozen=True):
     """How to reach the server.  `token` never appears in a message.
 
     >>> Connection("http://127.0.0.1:4000", token="secret")
-    Connection(url='http://127.0.0.1:4000', token=..., ca_file=None, retry_timeout_ms=600000)
+    Connection(url='http://127.0.0.1:4000', token=..., ca_file=None, retry_timeout_ms=600000, \
+start_timeout_ms=30000)
     """
 
     url: str
     token: str | None = None
     ca_file: str | None = None
     retry_timeout_ms: int = 600_000  # for how long a call is tried again
+    start_timeout_ms: int = 30_000  # the same while a query has nothing to lose yet
 
     def __repr__(self) -> str:
         token = "None" if self.token is None else "..."
         return (
             f"Connection(url={self.url!r}, token={token}, ca_file={self.ca_file!r}, "
-            f"retry_timeout_ms={self.retry_timeout_ms})"
+            f"retry_timeout_ms={self.retry_timeout_ms}, start_timeout_ms={self.start_timeout_ms})"
         )
 
 
@@ -398,4 +405,5 @@ def _connection(given: _Given) -> Connection:
         token=given.text("token") or os.environ.get("HEADRACE_TOKEN") or None,
         ca_file=given.text("caFile"),
         retry_timeout_ms=given.duration_ms("retryTimeout", 600_000),
+        start_timeout_ms=given.duration_ms("retryTimeout", 30_000),
     )

@@ -84,12 +84,15 @@ Slice = FileSlice | HttpSlice | Gap
 
 
 class ReadPart(InputPartition):
-    """What one task reads, in this order."""
+    """What one task reads, in this order; `planned_ms` is when that was decided."""
 
-    def __init__(self, slices: tuple[Slice, ...], filters: Filters | None = None) -> None:
+    def __init__(
+        self, slices: tuple[Slice, ...], filters: Filters | None = None, planned_ms: int = 0
+    ) -> None:
         super().__init__(None)
         self.slices = slices
         self.filters = filters
+        self.planned_ms = planned_ms
 
     @property
     def pins(self) -> list[Pin]:

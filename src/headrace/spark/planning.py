@@ -6,16 +6,17 @@ server for manifests and reads no records.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from headrace.client import Client
 from headrace.client.models import ManifestFile
-from headrace.core.errors import Forbidden, HeadraceError, NotReady, TopicNotFound
+from headrace.core.clock import SystemClock
+from headrace.core.errors import Forbidden, NotReady, TopicNotFound
+from headrace.spark.connection import give_back
 from headrace.spark.locations import open_file
 from headrace.spark.manifests import DATA_BYTES_GUESS, ROW_BYTES, slices_of
 from headrace.spark.options import SourceOptions
@@ -36,6 +37,9 @@ SLICE_BYTES = 64 << 10
 HTTP_ROWS_UNASKED_MAX = 65_536
 
 
+Parts = list[tuple[Slice, ...]]
+
+
 class Plan(NamedTuple):
     """What to read; `pins` (topic, pin) may be released when all of it has been."""
 
@@ -50,12 +54,18 @@ def plan(
     *,
     filters: Filters | None = None,
     http_rows_max: int = 0,
+    floating: bool = False,
+    cut: Callable[[Sequence[Slice]], Parts] | None = None,
 ) -> Plan:
     """The parts that together are these spans.
 
-    Spans of at most `http_rows_max` seqs are read over HTTP without asking for a manifest.
+    Spans of at most `http_rows_max` seqs are read over HTTP without asking for a manifest.  With
+    `floating`, what starts at the earliest record (of a time) starts with what is left now: a topic
+    with a cap loses records all the time, also since somebody looked where it begins.  `cut` makes
+    the parts in another way than by the size of what they read.
     """
-    planner = _Planner(client, options, filters, http_rows_max)
+    planned_ms = SystemClock().wall_ms()
+    planner = _Planner(client, options, filters, http_rows_max, floating)
     try:
         found = [one for span in spans for one in planner.slices(span)]
         if options.fail_on_data_loss:
@@ -63,12 +73,12 @@ def plan(
                 if isinstance(one, Gap):
                     raise lost(one.span.topic, one.span.first, one.span.last, one.reason)
     except BaseException:
-        planner.release(planner.pins)
+        give_back(client, planner.pins)
         raise
     used = {(one.pin.topic, one.pin.pin) for one in found if isinstance(one, FileSlice)}
-    planner.release(pin for pin in planner.pins if pin not in used)
-    parts = parts_of(found, options.min_partitions, os.cpu_count() or 1)
-    return Plan([ReadPart(part, filters) for part in parts], sorted(used))
+    give_back(client, (pin for pin in planner.pins if pin not in used))
+    parts = cut(found) if cut else parts_of(found, options.min_partitions, os.cpu_count() or 1)
+    return Plan([ReadPart(part, filters, planned_ms) for part in parts], sorted(used))
 
 
 class _Planner:
@@ -80,11 +90,13 @@ class _Planner:
         options: SourceOptions,
         filters: Filters | None,
         http_rows_max: int,
+        floating: bool,
     ) -> None:
         self._client = client
         self._options = options
         self._filters = filters
         self._http_rows_max = http_rows_max
+        self._floating = floating
         self._over_http = options.direct == "false"
         self._reachable: dict[str, bool] = {}  # by tier
         self.pins: list[tuple[str, str]] = []
@@ -118,6 +130,7 @@ class _Planner:
         self.pins.append((manifest.topic, manifest.pin))
         if manifest.epoch != span.epoch:
             return [Gap(span, "recreated")]
+        span = self._left(span, manifest.earliest_seq)
         ahead = span._replace(first=max(span.first, manifest.head_seq + 1))
         behind = span._replace(last=min(span.last, manifest.head_seq))
         # No topic loses its head but by being replaced, or by an older backup.
@@ -126,6 +139,12 @@ class _Planner:
             can_open = partial(self._can_open, span.topic)
             found = slices_of(manifest, behind, can_open, self._filters) + found
         return found
+
+    def _left(self, span: Span, earliest: int) -> Span:
+        """What is left of a span that does not start at a seq that somebody named."""
+        if not (self._floating and self._options.starting.floats(span.topic)):
+            return span
+        return span._replace(first=max(span.first, earliest))
 
     def _can_open(self, topic: str, file: ManifestFile) -> bool:
         """Whether files of this tier can be read from here; one of them is tried."""
@@ -158,6 +177,7 @@ class _Planner:
         page = self._client.diff_arrow(span.topic, span.first - 1, limit=1, epoch=span.epoch)
         if page.epoch != span.epoch:
             return [Gap(span, "recreated")]
+        span = self._left(span, page.earliest_seq)
         found: list[Slice] = []
         gap = page.tombstone
         if gap is not None and gap.gap_from <= span.first <= gap.gap_to:
@@ -169,23 +189,25 @@ class _Planner:
             found.append(HttpSlice(span, span.length * per_row))
         return found
 
-    def release(self, pins: Iterable[tuple[str, str]]) -> None:
-        for topic, pin in pins:
-            with contextlib.suppress(HeadraceError):
-                self._client.release_pin(topic, pin)
-
 
 def _unasked(span: Span) -> HttpSlice:
     return HttpSlice(span, span.length * (DATA_BYTES_GUESS + ROW_BYTES))
 
 
-def parts_of(
-    slices: Sequence[Slice], min_partitions: int | None, processors: int
-) -> list[tuple[Slice, ...]]:
+def tasks_for(size: int, min_partitions: int | None, processors: int) -> int:
+    """How many tasks so many bytes are worth.
+
+    >>> tasks_for(1_000, None, 8), tasks_for(1_000, 3, 8), tasks_for(20 << 20, None, 8)
+    (1, 3, 5)
+    """
+    count = min_partitions or min(processors, size // PART_BYTES_MIN)
+    return max(1, count, -(-size // PART_BYTES_MAX))
+
+
+def parts_of(slices: Sequence[Slice], min_partitions: int | None, processors: int) -> Parts:
     """Slices in their order, cut where a part is full, so that all parts are about as large."""
     total = sum(map(_weight, slices))
-    count = min_partitions or min(processors, total // PART_BYTES_MIN)
-    count = max(1, count, -(-total // PART_BYTES_MAX))
+    count = tasks_for(total, min_partitions, processors)
     sliver = total // count // 16  # less is not worth opening a file once more
     parts: list[list[Slice]] = [[]]
     before = 0  # what the slices before this one weigh

@@ -12,12 +12,16 @@ from collections.abc import Mapping
 
 from headrace.client import Client
 from headrace.core.errors import InvalidRequest
-from headrace.spark.options import EARLIEST, LATEST, Position, SourceOptions
+from headrace.spark.options import (
+    EARLIEST,
+    LATEST,
+    SEQ_EARLIEST,
+    SEQ_LATEST,
+    Position,
+    SourceOptions,
+)
 from headrace.spark.spans import Span
 from headrace.spark.topics import TopicHead
-
-SEQ_EARLIEST = -2
-SEQ_LATEST = -1
 
 
 def spans_of(client: Client, options: SourceOptions, heads: dict[str, TopicHead]) -> list[Span]:

@@ -24,10 +24,12 @@ from pyspark.sql.types import (
 
 _NESTED = (ArrayType, MapType, StructType, VariantType)
 _ROW = msgspec.json.Decoder(dict[str, msgspec.Raw])
-# Times of a JSON document say which zone they are of.
+# Times of a JSON document are whole, where Spark would cut them at milliseconds, and say which zone
+# they are of, if they are of one.
 _JSON_OPTIONS = {
     "ignoreNullFields": "false",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
 
 

@@ -6,12 +6,16 @@ either Spark runs inside this process.  Nothing is written to the current direct
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import shlex
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote
 
 from headrace.core.clock import SystemRandom
 from headrace.core.errors import ConfigError, NotReady
@@ -96,15 +100,20 @@ def spark_session(
     for name, value in wanted.items():
         builder = builder.config(name, value)
     _quiet()
-    session = _start(builder)
+    with _told_once(place):
+        session = _start(builder)
     if place.is_local and place.remote is None:
         _remove_at_exit(session, scratch)
     return session
 
 
 def running_session() -> SparkSession | None:
-    """The session that was started in this process, if it runs."""
-    return _session_class().getActiveSession()
+    """The session that was started in this process, in whichever thread, if it runs."""
+    session_class = _session_class()
+    session = session_class.getActiveSession() or session_class._instantiatedSession
+    if session is not None and is_in_process(session) and session.sparkContext._jsc is None:
+        return None  # stopped by its context
+    return session
 
 
 def is_in_process(session: SparkSession) -> bool:
@@ -123,9 +132,9 @@ def _session_class() -> type[SparkSession]:
 def checked_settings(settings: Mapping[str, str]) -> dict[str, str]:
     """The same, once every name is one that Spark could know.
 
-    >>> checked_settings({"shuffle.partitions": "4"})
+    >>> checked_settings({"x.y": "4"})
     Traceback (most recent call last):
-    headrace.core.errors.ConfigError: 'shuffle.partitions' is not a setting of Spark; its names ...
+    headrace.core.errors.ConfigError: 'x.y' is not a setting of Spark; its names begin with `spark.`
     """
     for name in settings:
         if not name.startswith("spark."):
@@ -172,7 +181,9 @@ def prepare(place: Place, settings: dict[str, str], scratch: str) -> dict[str, s
     starts_java = place.remote is None or place.is_local
     if starts_java and SUBMITTED_VARIABLE not in os.environ:
         find_java(os.environ)
-        java_options.append(f"-Dlog4j2.configurationFile=file:{LOG_SETTINGS}")
+        java_options.append(
+            _java_option("log4j2.configurationFile", f"file://{quote(LOG_SETTINGS)}")
+        )
     if place.is_local:
         # Else Spark says which of the machine's addresses it would have taken.
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
@@ -181,12 +192,21 @@ def prepare(place: Place, settings: dict[str, str], scratch: str) -> dict[str, s
         chosen["spark.driver.memory"] = f"{driver_mib(_memory_mib())}m"
         chosen["spark.sql.shuffle.partitions"] = str(partitions)
         chosen["spark.sql.warehouse.dir"] = os.path.join(scratch, "warehouse")
-        java_options.append(f"-Dderby.system.home={scratch}")
+        java_options.append(_java_option("derby.system.home", scratch))
     # Java takes the last of two options of one name, so that the caller's win.
     java_options += filter(None, [settings.pop(DRIVER_JAVA_OPTIONS, "")])
     if java_options:
         chosen[DRIVER_JAVA_OPTIONS] = " ".join(java_options)
     return chosen | settings
+
+
+def _java_option(name: str, value: str) -> str:
+    """One word to Spark's launcher, which takes them apart as a shell does.
+
+    >>> _java_option("derby.system.home", "/a b")
+    "'-Dderby.system.home=/a b'"
+    """
+    return shlex.quote(f"-D{name}={value}")
 
 
 def _scratch_path() -> str:
@@ -241,6 +261,18 @@ def _start(builder: SparkSession.Builder) -> SparkSession:
             fix="look at what it printed, at the settings given to it and at the address of the "
             "cluster",
         ) from error
+
+
+@contextlib.contextmanager
+def _told_once(place: Place) -> Iterator[None]:
+    """A Connect server that starts here gets all settings as it does, and again by its client:
+
+    those which are fixed by then would be a page of warnings, although they count.
+    """
+    with warnings.catch_warnings():
+        if place.is_local and place.remote is not None:
+            warnings.filterwarnings("ignore", message=r"Failed to set spark\.")
+        yield
 
 
 def _quiet() -> None:

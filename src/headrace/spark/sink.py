@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -31,7 +32,8 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from headrace.core.clock import SystemRandom
+from headrace.client import Client
+from headrace.core.clock import SystemClock, SystemRandom
 from headrace.core.errors import InvalidRequest
 from headrace.spark.chunks import TOPIC, chunks
 from headrace.spark.connection import connect
@@ -149,24 +151,30 @@ class _Writer:
         self, iterator: Iterator[pa.RecordBatch], partition: int, query: str, batch: int
     ) -> WriterCommitMessage:
         options = self._options
-        base = options.staging_topic or options.topic or STAGING_BASE
         with connect(options.connection) as client:
-            staging = self.staging_type(client, base, query, batch, create=options.create)
+            staging = self._staging(client, query, batch)
             return staging.stage(chunks(whole(iterator), options.topic), partition, text=self._text)
+
+    def _staging(self, client: Client, query: str, batch: int) -> Staging:
+        options = self._options
+        base = options.staging_topic or options.topic or STAGING_BASE
+        return self.staging_type(
+            client,
+            base,
+            query,
+            batch,
+            create=options.create,
+            destination=options.topic if options.staging_topic else None,
+        )
 
     def _commit(self, messages: list[WriterCommitMessage | None], *, remove: bool = False) -> None:
         """Publish what the tasks have staged; where they have written already, nothing."""
         staged = [message for message in messages if isinstance(message, Staged)]
         if not staged:
             return
-        options = self._options
-        base = options.staging_topic or options.topic or STAGING_BASE
-        query, batch = staged[0].query, staged[0].batch
-        with connect(options.connection) as client:
-            staging = self.staging_type(client, base, query, batch, create=options.create)
-            staging.commit(staged)
-            if remove:
-                staging.remove()
+        with connect(self._options.connection) as client:
+            staging = self._staging(client, staged[0].query, staged[0].batch)
+            staging.commit(staged, remove=remove)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -177,6 +185,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         super().__init__(options, schema)
         # Made where the writer is made, on the driver: all attempts of all tasks share it.
         self._id = options.write_id or SystemRandom().bytes(WRITE_ID_BYTES).hex()
+        self._since_ms = SystemClock().wall_ms()
 
     def write(  # type: ignore[override]  # pyspark's own base says rows
         self, iterator: Iterator[pa.RecordBatch]
@@ -189,7 +198,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         if options.staged:
             return self._stage(iterator, partition, self._id, options.write_version)
         if options.write_id is None:
-            sender = Sender(key=f"{self._id}/{partition}")
+            since_ms = self._since_ms if context.attemptNumber() else None
+            sender = Sender(key=f"{self._id}/{partition}", key_since_ms=since_ms)
         else:
             sender = Sender(f"spark-write:{self._id}:{partition}", options.write_version)
         return self._write(iterator, partition, sender)
@@ -200,6 +210,13 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Some task failed: what was written stays, and is known when it is sent again."""
+        options = self._options
+        if not options.staged or options.write_id is not None:
+            return
+        # Nobody comes back to these.  Spark waits for us to say why it failed.
+        at_once = msgspec.structs.replace(options.connection, retry_timeout_ms=0)
+        with connect(at_once) as client:
+            self._staging(client, self._id, options.write_version).remove()
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):

@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from headrace.client import Client
-from headrace.client.models import ArrowPage, Tombstone
+from headrace.client.models import ArrowPage, Manifest, Tombstone
 from headrace.core.clock import NS_PER_MS, SystemClock
 from headrace.core.errors import HeadraceError, NotFound, NotReady, TopicNotFound
-from headrace.spark.connection import connect
-from headrace.spark.locations import open_file
+from headrace.spark.connection import connect, give_back
+from headrace.spark.locations import OpenFiles
 from headrace.spark.manifests import slices_of
 from headrace.spark.options import SourceOptions
 from headrace.spark.parts import FileSlice, HttpSlice, Pin, ReadPart, Slice
@@ -83,11 +83,17 @@ class _Task:
         self._needs = shape.needs
         if self._filters is not None and self._filters.on_tags:
             self._needs |= {"tag"}
-        self._pins = _Pins(client, part.pins)
+        self._pins = _Pins(client, part.pins, SystemClock().wall_ms() - part.planned_ms)
+        self._files = OpenFiles()
+        self._manifests: dict[str, Manifest] = {}  # of topics whose files were not in their places
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        for one in self._part.slices:
-            yield from self._read(one, again=True)
+        try:
+            for one in self._part.slices:
+                yield from self._read(one, again=True)
+        finally:
+            self._files.close()
+            self._pins.release()
 
     def _read(self, one: Slice, again: bool) -> Iterator[pa.RecordBatch]:
         self._pins.keep()
@@ -102,32 +108,34 @@ class _Task:
 
     def _file(self, part: FileSlice, again: bool) -> Iterator[pa.RecordBatch]:
         try:
-            segment = open_file(part.file)
+            segment = self._files.get(part.file)
         except (OSError, NotReady) as error:
             if not again:
                 raise unreadable(part.span.topic, part.file.location, str(error)) from None
             yield from self._planned_again(part.span)
             return
-        try:
-            for batch in live_rows(segment, part, self._needs, self._filters):
-                self._pins.keep()
-                yield from self._shape.rows(part.span.topic, batch)
-        finally:
-            segment.close()
+        for batch in live_rows(segment, part, self._needs, self._filters):
+            self._pins.keep()
+            yield from self._shape.rows(part.span.topic, batch)
 
     def _planned_again(self, span: Span) -> Iterator[pa.RecordBatch]:
         """Files were merged or moved since the plan was made: where are these records now?"""
         try:
-            manifest = self._client.segments(span.topic)
+            manifest = self._manifests.get(span.topic) or self._new_manifest(span.topic)
         except TopicNotFound:
             yield self._lost(span, "deleted")
             return
         if manifest.epoch != span.epoch:
             yield self._lost(span, "recreated")
             return
-        self._pins.add(Pin(manifest.topic, manifest.pin, manifest.pin_ms))
         for one in slices_of(manifest, span, lambda _file: True, self._filters):
             yield from self._read(one, again=False)
+
+    def _new_manifest(self, topic: str) -> Manifest:
+        manifest = self._client.segments(topic)
+        self._pins.add(Pin(topic, manifest.pin, manifest.pin_ms))
+        self._manifests[topic] = manifest
+        return manifest
 
     # The server
 
@@ -183,32 +191,46 @@ class _Task:
 
 
 class _Pins:
-    """Pins that are renewed while a task reads.
+    """Pins that are renewed while a task reads: when a third of their time has passed.
 
     One that has lapsed is no error: the files may be there all the same.
     """
 
-    def __init__(self, client: Client, pins: Iterable[Pin]) -> None:
+    def __init__(self, client: Client, pins: Iterable[Pin], age_ms: int) -> None:
         self._client = client
         self._pins = list(pins)
-        self._due_ns = 0
+        self._own: list[Pin] = []  # no other task needs them
+        # Not at once: a task that reads many topics has as many pins, and most tasks are short.
+        # The age is by the clocks of two machines.
+        self._due_ns = self._next_ns(max(0, age_ms))
 
     def add(self, pin: Pin) -> None:
+        """One that only this task has."""
         self._pins.append(pin)
+        self._own.append(pin)
+
+    def release(self) -> None:
+        """Give back what was added."""
+        give_back(self._client, ((pin.topic, pin.pin) for pin in self._own))
 
     def keep(self) -> None:
-        """Renew them when a third of their time has passed."""
-        now_ns = SystemClock.monotonic_ns()
-        if not self._pins or now_ns < self._due_ns:
+        """Renew them if it is time."""
+        if not self._pins or SystemClock.monotonic_ns() < self._due_ns:
             return
-        self._due_ns = now_ns + min(pin.ms for pin in self._pins) * NS_PER_MS // 3
-        self._pins = [pin for pin in self._pins if self._renewed(pin)]
+        self._due_ns = self._next_ns(0)
+        try:
+            self._pins = [pin for pin in self._pins if self._renewed(pin)]
+        except HeadraceError as error:
+            # The others not either: a task that can read its files does not wait for a server.
+            log.info("pins were not renewed: %s", error)
+
+    def _next_ns(self, age_ms: int) -> int:
+        least_ms = min((pin.ms for pin in self._pins), default=0)
+        return SystemClock.monotonic_ns() + (least_ms // 3 - age_ms) * NS_PER_MS
 
     def _renewed(self, pin: Pin) -> bool:
         try:
             self._client.renew_pin(pin.topic, pin.pin)
         except NotFound:
             return False
-        except HeadraceError as error:
-            log.info("a pin on %r was not renewed: %s", pin.topic, error)
         return True

@@ -8,11 +8,13 @@ nothing.
 
 from __future__ import annotations
 
-import re
+import os
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -24,8 +26,8 @@ from pyspark.sql.streaming.datasource import (
 
 from headrace.client import Client
 from headrace.core.clock import NS_PER_MS, Clock, SystemClock
-from headrace.core.errors import HeadraceError, TopicNotFound
-from headrace.spark.connection import connect
+from headrace.core.errors import InvalidRequest
+from headrace.spark.connection import connect, give_back
 from headrace.spark.offsets import (
     DELETED,
     Ahead,
@@ -40,8 +42,8 @@ from headrace.spark.options import SourceOptions
 from headrace.spark.parts import Gap, ReadPart
 from headrace.spark.planning import plan
 from headrace.spark.positions import starting_seqs
-from headrace.spark.slices import read_part
-from headrace.spark.topics import TopicHead, topic_heads
+from headrace.spark.stream_parts import cut_by_seqs, tasks_of
+from headrace.spark.topics import TopicHead, topic_heads, wanted_by
 from headrace.spark.trouble import DataLost
 
 if TYPE_CHECKING:
@@ -90,11 +92,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._forget()
 
     def initialOffset(self) -> dict[str, Any]:
-        client = self._connected()
-        heads = topic_heads(client, self._options)
-        firsts = starting_seqs(client, self._options, heads)
+        self._refuse_future()
+        with connect(self._options.connection, starting=True) as client:
+            heads = topic_heads(client, self._options)
+            firsts = starting_seqs(client, self._options, heads)
         places = {name: Place(head.epoch, firsts[name] - 1) for name, head in heads.items()}
         return Offset(topics=places, new=True).to_json()
+
+    def _refuse_future(self) -> None:
+        """A place in the future is not known: the records before it would be read as well."""
+        starting, now_ms = self._options.starting, self._clock.wall_ms()
+        times = [starting.ts_ms or 0, *starting.ts_by_topic.values()]
+        if max(times) > now_ms:
+            raise InvalidRequest(
+                f"the stream is to start at {max(times)}, {max(times) - now_ms} ms from now",
+                fix="use startingSeqs=latest, and a condition on ts",
+            )
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next batch ends; `start` itself when there is to be none."""
@@ -106,7 +119,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             heads = self._target.cut(heads, before)
         seqs_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        ahead = ahead_of(before, heads, self._wanted, seqs_max)
+        ahead = ahead_of(before, heads, wanted_by(self._options), seqs_max)
         self._check(step(before, ahead.offset).gaps, ahead.offset)
         now_ns = self._clock.monotonic_ns()
         self._rest_ms = min((now_ns - began_ns) * REST_PER_LOOK // NS_PER_MS, REST_MS_MAX)
@@ -120,7 +133,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # The first batch is made without delay, and empty: it is what keeps the start.
             return Offset(topics=before.topics, came_from=before.topics).to_json()
         self._batch_ns, self._rest_ms = now_ns, 0
-        return ahead.offset.to_json()
+        spans = step(before, ahead.offset).spans
+        tasks = tasks_of(spans, heads, self._options.min_partitions, os.cpu_count() or 1)
+        return msgspec.structs.replace(ahead.offset, parts=tasks).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.max_records_per_trigger is not None:
@@ -144,10 +159,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         spans, gaps = step(before, after)
         self._check(gaps, after)
         client = self._connected()
-        planned = plan(client, self._options, spans, http_rows_max=HTTP_SEQS_MAX)
+        cut = partial(cut_by_seqs, spans, count=after.parts)
+        planned = plan(client, self._options, spans, http_rows_max=HTTP_SEQS_MAX, cut=cut)
         if self._planned != (start, end):
             # One batch at a time: that another is planned means that nobody reads the one before.
-            self._release(client)
+            give_back(client, self._pins)
+            self._pins = []
         self._planned = (start, end)
         self._pins += planned.pins
         parts: list[InputPartition] = list(planned.parts)
@@ -156,12 +173,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Not above: the process that plans batches starts with each query, and reads nothing.
+        from headrace.spark.slices import read_part
+
         return read_part(self._options, self._shape, partition)
 
     def stop(self) -> None:
         """Give back what would lapse by itself."""
         if self._client is not None:
-            self._release(self._client)
+            give_back(self._client, self._pins)
             self._client.close()
             self._client = None
 
@@ -170,34 +190,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client = connect(self._options.connection)
         return self._client
 
-    def _release(self, client: Client) -> None:
-        while self._pins:
-            topic, pin = self._pins.pop()
-            try:
-                client.release_pin(topic, pin)
-            except HeadraceError:
-                continue  # it has lapsed, or will
-
-    def _wanted(self, topic: str) -> bool:
-        """Whether this query reads a topic of that name."""
-        pattern = self._options.pattern
-        if pattern is None:
-            return topic in self._options.topics
-        return re.fullmatch(pattern, topic) is not None
-
     def _heads(self) -> dict[str, TopicHead]:
         """The topics that there are now.  One that is missing may have been deleted."""
-        client = self._connected()
-        if self._options.pattern is not None:
-            return topic_heads(client, self._options)
-        heads = {}
-        for name in self._options.topics:
-            try:
-                state = client.topic(name, touch=False)
-            except TopicNotFound:
-                continue
-            heads[name] = TopicHead(name, state.epoch or 0, state.earliest_seq, state.head_seq)
-        return heads
+        return topic_heads(self._connected(), self._options, missing_ok=True)
 
     def _is_held(self, before: Offset, ahead: Ahead, now_ns: int) -> bool:
         """Whether there is too little for a batch, and time to wait for more."""

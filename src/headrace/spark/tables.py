@@ -2,7 +2,8 @@
 
 The rules this file owns: one statement sees each topic cut at one recorded epoch and head; a view
 lives as long as its statement, so that the next one sees what came since; a view has all columns,
-and the source is asked only for those that the statement uses.
+and the source is asked only for those that the statement uses.  Conditions are pushed down only
+where a statement reads a topic in one place, because Spark keeps the last ones for all places.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from headrace.spark.options import Connection, SourceOptions
 from headrace.spark.session import is_in_process
 from headrace.spark.topics import TopicHead, topic_heads
 from headrace.spark.trouble import lost
-from headrace.spark.used_columns import needed_names
+from headrace.spark.used_columns import Use, uses_of
 
 # What the columns of a table are, in terms of what the source gives.
 COLUMNS = {
@@ -46,6 +47,8 @@ SOURCE = {
     "meta": "string",
     "data": "binary",
 }
+# What is asked for where nothing is known of the statement.
+EVERYTHING = Use(set(SOURCE), places=0)
 TOPICS_PER_STATEMENT_MAX = 100
 NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
 # An explanation has the same tables as what it explains, and no error where one is missing.
@@ -99,11 +102,11 @@ class _Views:
         self._statement = statement
         self._client: Client = connect(connection)
         self._registered: list[str] = []
-        self._needs: dict[str, set[str]] = {}
+        self._needs: dict[str, Use] = {}
         self.cuts: dict[str, TopicHead] = {}
 
-    def needs(self) -> dict[str, set[str]]:
-        """The topics that a query names, with the columns it uses of each.
+    def needs(self) -> dict[str, Use]:
+        """The topics that a query names, with what it needs of each.
 
         Nothing for a statement that is not a query: such a one runs when Spark is told of it.
         """
@@ -117,7 +120,7 @@ class _Views:
         try:
             query = _EXPLAIN.sub("", self._statement, count=1)
             frame = self.resolve(f"select * from (\n{query}\n)", stand_in)
-            used = needed_names(frame) if is_in_process(self._spark) else {}
+            used = uses_of(frame) if is_in_process(self._spark) else {}
         except (PySparkException, TopicNotFound, InvalidRequest):
             # It is no query, or something is wrong with it, which Spark says better of the
             # statement as it was written.
@@ -125,7 +128,7 @@ class _Views:
         finally:
             self._drop()
         return {
-            topic: _source_names(used.get(f"{at}:topic")) for at, topic in enumerate(names, start=1)
+            topic: _of_source(used.get(f"{at}:topic")) for at, topic in enumerate(names, start=1)
         }
 
     def _stand_in(self, number: int) -> DataFrame:
@@ -136,7 +139,7 @@ class _Views:
             return self._spark.createDataFrame(self._spark.sparkContext.emptyRDD(), types)
         return self._spark.createDataFrame([], types)
 
-    def start(self, needs: dict[str, set[str]]) -> None:
+    def start(self, needs: dict[str, Use]) -> None:
         """Take the cuts of all topics, one right after the other, and make their views."""
         self._needs = needs
         self.cuts = {topic: self._head(topic) for topic in needs}
@@ -147,18 +150,18 @@ class _Views:
         """Make the view of a topic."""
         cut = self.cuts.get(topic) or self._head(topic)
         self.cuts[topic] = cut
-        columns = self._needs.get(topic) or set(SOURCE)
+        use = self._needs.get(topic, EVERYTHING)
         reader = self._spark.read.format("headrace").option("subscribe", topic)
-        for name, value in self._options(cut, columns).items():
+        for name, value in self._options(cut, use).items():
             reader = reader.option(name, value)
-        self._view(topic, reader.load(), columns)
+        self._view(topic, reader.load(), use.columns)
 
-    def _options(self, cut: TopicHead, columns: set[str]) -> dict[str, str]:
+    def _options(self, cut: TopicHead, use: Use) -> dict[str, str]:
         options = {
             "url": self._connection.url,
-            "columns": ",".join(name for name in SOURCE if name in columns),
+            "columns": ",".join(name for name in SOURCE if name in use.columns),
             "endingSeqs": json.dumps({cut.topic: cut.head + 1}),
-            "pushFilters": "true",
+            "pushFilters": "true" if use.places == 1 else "false",
             "retryTimeout": f"{self._connection.retry_timeout_ms}ms",
         }
         if self._connection.token is not None:
@@ -245,12 +248,13 @@ class _Views:
         self._registered.clear()
 
 
-def _source_names(used: set[str] | None) -> set[str]:
-    """The columns to ask the source for, by the stand-in's columns that a plan uses."""
-    if used is None:
-        return set(SOURCE)
+def _of_source(use: Use | None) -> Use:
+    """What to ask the source for, by the stand-in's columns that a plan uses."""
+    if use is None:
+        return EVERYTHING
     # `seq` is the cheapest column, for a statement that only counts rows.
-    return {name.partition(":")[2] for name in used} or {"seq"}
+    columns = {name.partition(":")[2] for name in use.columns} or {"seq"}
+    return Use(columns, use.places)
 
 
 def _quoted(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Which columns of a table a statement needs, read off Spark's own optimised plan.
+"""What a statement needs of each table, read off Spark's own optimised plan.
 
 Spark does not tell a Python source which columns a query uses.  So the statement is first analysed
 over stand-ins, tables with the right columns and no rows, and the leaves of its optimised plan say
@@ -8,7 +8,7 @@ what is above them.  The rule this file owns: in doubt, every column is needed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame
 
@@ -17,14 +17,23 @@ NARROWING = ("Project", "Aggregate")
 PASSING = ("Filter",)
 
 
-def needed_names(frame: DataFrame) -> dict[str, set[str]]:
-    """For each leaf, by the name of its first column, the columns that the plan above it uses."""
+class Use(NamedTuple):
+    """The columns of a table that a plan uses, and in how many places it reads the table."""
+
+    columns: set[str]
+    places: int
+
+
+def uses_of(frame: DataFrame) -> dict[str, Use]:
+    """What the plan needs of each leaf, by the name of the leaf's first column."""
     plan = frame._jdf.queryExecution().optimizedPlan()
-    found: dict[str, set[str]] = {}
+    found: dict[str, Use] = {}
     for root in (plan, *_items(plan.subqueriesAll())):
         for leaf, names in _leaves(root, None):
             if leaf:
-                found.setdefault(leaf[0], set()).update(leaf if names is None else names)
+                known = found.get(leaf[0], Use(set(), 0))
+                columns = known.columns.union(leaf if names is None else names)
+                found[leaf[0]] = Use(columns, known.places + 1)
     return found
 
 

@@ -24,8 +24,9 @@ _INPUT: Final = "infile"
 def whole(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches as they are; an error instead of an end that is none."""
     yield from batches
-    stream = _input_of_worker()
-    # In a worker of another make nothing is known: a half chunk is then found when it is repeated.
+    stream = worker_input()
+    # In a worker of another make nothing is known.  A half chunk is then stored, and found when the
+    # whole one is sent for it: the batch fails, and goes on failing, but no row is lost or doubled.
     if stream is not None and not stream.peek(1):
         raise Unreachable(
             "Spark stopped in the middle of the rows of this task",
@@ -34,7 +35,7 @@ def whole(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         )
 
 
-def _input_of_worker() -> Any:
+def worker_input() -> Any:
     """The stream that the rows came through; None if this does not run in a worker of Spark."""
     frame = sys._getframe()
     while frame.f_back is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,13 @@ import pytest
 from headrace.cli.options import add_server, server_of
 from headrace.cli.progress import ProgressBar
 from headrace.cli.rows import CELL_COLUMNS_MAX, csv_line, print_cells, shown, width
+from headrace.cli.shell import STATEMENT_CHARACTERS_MAX, Shell
 from headrace.cli.spark_progress import LOOK_SECONDS, QUIET_SECONDS, watch
+from headrace.cli.sql import spark_errors, write_out
 from headrace.cli.statements import all_statements, split_statements
 from headrace.core.clock import ManualClock
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, Internal
+from headrace.spark.options import Connection
 
 
 @pytest.mark.parametrize(
@@ -36,6 +40,12 @@ from headrace.core.errors import ConfigError
         ("select 'open; x", [], "select 'open; x"),
         ("select 1 /* open; x", [], "select 1 /* open; x"),
         ("select `open; x", [], "select `open; x"),
+        ("select 1 /* a /* b */ ; */; x", ["select 1 /* a /* b */ ; */"], "x"),
+        ("/* a /* ; */ */ ; x", [], "x"),
+        ("select 1 /* a /* b */ ; x", [], "select 1 /* a /* b */ ; x"),
+        (r"select r'\'; x", [r"select r'\'"], "x"),
+        (r"select R'\d;', R'\'; x", [r"select R'\d;', R'\'"], "x"),
+        (r"select bar'\'; x' ; y", [r"select bar'\'; x'"], "y"),
     ],
 )
 def test_where_statements_end(text: str, statements: list[str], rest: str) -> None:
@@ -47,6 +57,33 @@ def test_a_long_text_is_split_in_one_pass() -> None:
     text = "select '" + "x" * 1_000_000 + "'; " + "(" * 100_000
     statements, rest = split_statements(text)
     assert (len(statements), len(rest)) == (1, 100_000)
+
+
+def test_a_statement_that_never_ends_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = iter(["select 1; select 'open", "x" * STATEMENT_CHARACTERS_MAX, "\\q"])
+    ran: list[str] = []
+    shell = Shell(ran.append, Connection("http://127.0.0.1:1"), lambda prompt: next(lines))
+    while shell._turn():
+        pass
+    assert ran == []
+    assert "longer than 1048576 characters" in capsys.readouterr().err
+
+
+def test_a_reader_of_our_output_that_leaves_is_told_from_spark_that_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("pyspark")
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "wb", buffering=0) as raw:
+        output = io.TextIOWrapper(raw, write_through=True)
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(BrokenPipeError), spark_errors():
+            write_out("row\n")
+        monkeypatch.undo()
+        output.detach()  # what it could not write is not tried again
+    with pytest.raises(Internal, match="Spark ended by itself"), spark_errors():
+        raise BrokenPipeError(32, "Broken pipe")
 
 
 def test_a_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:

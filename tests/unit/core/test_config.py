@@ -29,7 +29,7 @@ def test_a_flag_beats_a_variable_beats_the_file_beats_the_default() -> None:
 
 
 def test_variables_of_those_who_call_a_server_are_known_and_left_alone() -> None:
-    environ = {name: "x" for name in config.CLIENT_VARIABLES}
+    environ = dict.fromkeys(config.CLIENT_VARIABLES, "x")
     assert {"HEADRACE_URL", "HEADRACE_TOKEN"} < environ.keys()
     assert load({}, environ).settings == Settings()
     with pytest.raises(ConfigError, match="did you mean HEADRACE_TOKEN"):

@@ -14,6 +14,7 @@ from headrace.core.errors import (
     ProducerFenced,
     ProducerGap,
     Throttled,
+    TopicFull,
     TopicNotFound,
 )
 from headrace.engine.engine import Engine
@@ -256,7 +257,7 @@ def test_a_topic_remembers_only_so_many_producers(start: Start, again: Start) ->
     for who in ("a", "b"):
         engine.append("t", [who], producer=ProducerClaim(who, 0, 0)).result()
     refused = engine.append("t", ["c"], producer=ProducerClaim("c", 0, 0)).error
-    assert isinstance(refused, Throttled) and refused.fix
+    assert isinstance(refused, TopicFull) and refused.fix
     assert refused.detail == {"limit": "producers_per_topic_max", "max": 2}
     # Those that are known go on, others have a topic of their own, and a repeat is still known.
     assert engine.append("t", [1], producer=ProducerClaim("a", 1, 0)).result().first_seq == 3
