@@ -30,10 +30,12 @@ def rows_of(topic: str, count: int) -> pa.Table:
 def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Records of two tenants, in shared files and in the tail."""
     directory = tmp_path_factory.mktemp("tenants")
-    with ServerProcess(directory, api_keys=KEYS) as server:
-        with Client(server.url, token="root") as root:
-            for topic in TOPICS:
-                root.append_arrow(topic, rows_of(topic, SEALED))
+    with (
+        ServerProcess(directory, api_keys=KEYS) as server,
+        Client(server.url, token="root") as root,
+    ):
+        for topic in TOPICS:
+            root.append_arrow(topic, rows_of(topic, SEALED))
     # It has sealed everything at its end, all in one go.
     with ServerProcess(directory, api_keys=KEYS) as server:
         with Client(server.url, token="root") as root:
