@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.spark import spark_session
 from headrace.spark.options import Connection
-from headrace.spark.tables import Tables
+from headrace.spark.sql.tables import Tables
 
 TASKS = 4
 READERS = "task INT, executor INT, rows BIGINT, seqs BIGINT"

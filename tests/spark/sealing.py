@@ -7,7 +7,7 @@ import pyarrow as pa
 from headrace.client import Client
 from headrace.core.clock import NS_PER_MS, SystemClock
 from headrace.spark.options import Connection, SourceOptions
-from headrace.spark.spans import Span
+from headrace.spark.reading.spans import Span
 
 # Checkpoints follow each other closely, and few rows are enough for a file of a topic's own.
 SETTINGS: dict[str, str | int] = {"checkpoint_age_ms": 50, "segment_max_events": 1_000}

@@ -27,9 +27,9 @@ from pyspark.sql.types import (
 )
 
 from headrace.core.errors import ConfigError
-from headrace.spark.columns import Shape, shape_of
 from headrace.spark.ddl import fields_of
 from headrace.spark.options import source_options
+from headrace.spark.reading.columns import Shape, shape_of
 from tests.spark.pages import TS_MS, page
 
 
@@ -90,10 +90,10 @@ def test_no_pandas_is_imported_on_the_way() -> None:
     program = """if True:
         import sys
         import pyarrow as pa
-        from headrace.spark.columns import shape_of
+        from headrace.spark.reading.columns import shape_of
         from headrace.spark.options import source_options
         from headrace.storage.page_columns import PAGE_SCHEMA
-        from headrace.spark.payloads import alone
+        from headrace.spark.reading.payloads import alone
         arrays = [pa.nulls(1, field.type) for field in PAGE_SCHEMA]
         zero = [None, pa.py_buffer(bytes(8))]
         for at in (0, 2):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import InvalidRequest
-from headrace.spark.limits import share_out
-from headrace.spark.offsets import Offset, Place, Target, ahead_of, decode, step
-from headrace.spark.parts import Gap
-from headrace.spark.spans import Span
-from headrace.spark.topics import TopicHead
+from headrace.spark.reading.limits import share_out
+from headrace.spark.reading.offsets import Offset, Place, Target, ahead_of, decode, step
+from headrace.spark.reading.parts import Gap
+from headrace.spark.reading.spans import Span
+from headrace.spark.reading.topics import TopicHead
 
 
 def at(**places: tuple[int, int]) -> Offset:

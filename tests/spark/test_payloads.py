@@ -24,8 +24,8 @@ from pyspark.sql.variant_utils import VariantUtils
 
 from headrace.core.errors import ConfigError, InvalidRequest
 from headrace.spark.ddl import fields_of
-from headrace.spark.payloads import SLICE_ROWS, Payloads, by_column, by_record, typed_of
-from headrace.spark.typed_values import check_type
+from headrace.spark.reading.payloads import SLICE_ROWS, Payloads, by_column, by_record, typed_of
+from headrace.spark.reading.typed_values import check_type
 from tests.spark.pages import page
 
 EVERY_TYPE = fields_of(

@@ -18,14 +18,14 @@ from pyroaring import BitMap64
 from headrace.client import Client
 from headrace.client.models import Floors, Manifest, ManifestFile
 from headrace.core.errors import Forbidden, NotFound, NotReady, Throttled, TopicNotFound
-from headrace.spark.locations import split_url
-from headrace.spark.manifests import slices_of
 from headrace.spark.options import Position
-from headrace.spark.parts import FileSlice, Gap, HttpSlice, Pin, Slice
-from headrace.spark.planning import PART_BYTES_MAX, PART_BYTES_MIN, parts_of, plan
-from headrace.spark.pushdown import Filters
-from headrace.spark.spans import Span
-from headrace.spark.topics import topic_heads
+from headrace.spark.reading.locations import split_url
+from headrace.spark.reading.manifests import slices_of
+from headrace.spark.reading.parts import FileSlice, Gap, HttpSlice, Pin, Slice
+from headrace.spark.reading.planning import PART_BYTES_MAX, PART_BYTES_MIN, parts_of, plan
+from headrace.spark.reading.pushdown import Filters
+from headrace.spark.reading.spans import Span
+from headrace.spark.reading.topics import topic_heads
 from headrace.spark.trouble import DataLost
 from headrace.storage.seqs import ranges_of
 from headrace.testing.process import ServerProcess

@@ -9,8 +9,8 @@ import pytest
 from headrace.client import Client
 from headrace.core.errors import HeadraceError, InvalidRequest
 from headrace.spark.options import Connection, Position, SourceOptions
-from headrace.spark.positions import spans_of, starting_seqs
-from headrace.spark.topics import TopicHead, topic_heads
+from headrace.spark.reading.positions import spans_of, starting_seqs
+from headrace.spark.reading.topics import TopicHead, topic_heads
 
 EARLIEST, LATEST = Position("earliest"), Position("latest")
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.client import Client
 from headrace.core.errors import Forbidden
 from headrace.spark.options import Connection
-from headrace.spark.tables import Tables
+from headrace.spark.sql.tables import Tables
 from headrace.testing.process import ServerProcess
 
 KEYS = "root,blue-key::blue.,reader-of-blue:read:blue."

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from headrace.spark.pushdown import SEQ_MAX, TS_MAX, TS_MIN, Filters
+from headrace.spark.reading.pushdown import SEQ_MAX, TS_MAX, TS_MIN, Filters
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 COMPARISONS = {

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from headrace.client import Client
 from headrace.core.limits import MIB
 from headrace.spark.options import Connection
-from headrace.spark.tables import Tables
+from headrace.spark.sql.tables import Tables
 from headrace.testing.process import ServerProcess
 from tests.spark.sealing import SETTINGS, fill, rows_of, seal
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from headrace.client import Client
 from headrace.core.limits import MIB
 from headrace.spark.options import Connection
-from headrace.spark.tables import Tables
+from headrace.spark.sql.tables import Tables
 from headrace.testing.process import ServerProcess
 
 RECORDS = 5_000_000

@@ -23,13 +23,13 @@ from headrace.core.errors import (
     TopicNotFound,
     WriteFenced,
 )
-from headrace.spark import sending
-from headrace.spark.chunks import CHUNK_ROWS_MAX, Chunk, chunks
 from headrace.spark.connection import connect
 from headrace.spark.options import Connection, sink_options
-from headrace.spark.sending import Sender, Sending
-from headrace.spark.sink import BatchWriter
-from headrace.spark.staging import Staged, Staging
+from headrace.spark.writing import sending
+from headrace.spark.writing.chunks import CHUNK_ROWS_MAX, Chunk, chunks
+from headrace.spark.writing.sending import Sender, Sending
+from headrace.spark.writing.sink import BatchWriter
+from headrace.spark.writing.staging import Staged, Staging
 from headrace.testing.process import ServerProcess
 
 ROWS = 5 * CHUNK_ROWS_MAX + 7
@@ -347,7 +347,7 @@ def test_staged_bytes_stay_bytes(client: Client, topic: str) -> None:
 def test_a_large_decision_is_of_several_records(
     client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.spark.staging.RANGES_PER_RECORD_MAX", 2)
+    monkeypatch.setattr("headrace.spark.writing.staging.RANGES_PER_RECORD_MAX", 2)
     one: Any = Crashing(client, topic, "q", 0, create=True)
     one.at = "publish"
     rows = [Chunk(topic, pa.table({"data": [str(number)]})) for number in range(7)]

@@ -17,8 +17,8 @@ from pyspark.sql.types import StructType
 
 from headrace.client import Client
 from headrace.spark.options import sink_options
-from headrace.spark.sink import StreamWriter
-from headrace.spark.staging import Staging
+from headrace.spark.writing.sink import StreamWriter
+from headrace.spark.writing.staging import Staging
 from headrace.testing.process import ServerProcess
 
 ROWS = 100_000  # several chunks, and one that is not full

@@ -16,15 +16,15 @@ from pyroaring import BitMap64
 from headrace.client import Client
 from headrace.client.models import ManifestFile
 from headrace.core.errors import NotReady, SegmentCorrupt
-from headrace.spark.columns import Shape, shape_of
-from headrace.spark.locations import OPEN_FILES_MAX, OpenFiles
 from headrace.spark.options import Connection, SourceOptions
-from headrace.spark.parts import FileSlice, Gap, HttpSlice, Pin, ReadPart
-from headrace.spark.planning import plan
-from headrace.spark.pushdown import Filters
-from headrace.spark.slice_rows import live_rows
-from headrace.spark.slices import BATCH_BYTES_MIN, _Pins, gathered, read_part
-from headrace.spark.spans import Span
+from headrace.spark.reading.columns import Shape, shape_of
+from headrace.spark.reading.locations import OPEN_FILES_MAX, OpenFiles
+from headrace.spark.reading.parts import FileSlice, Gap, HttpSlice, Pin, ReadPart
+from headrace.spark.reading.planning import plan
+from headrace.spark.reading.pushdown import Filters
+from headrace.spark.reading.slice_rows import live_rows
+from headrace.spark.reading.slices import BATCH_BYTES_MIN, _Pins, gathered, read_part
+from headrace.spark.reading.spans import Span
 from headrace.spark.trouble import DataLost
 from headrace.storage.block import Batch, encode_block
 from headrace.storage.cache import BlockCache

@@ -23,7 +23,7 @@ from headrace.cli.shell import Shell
 from headrace.client import Client, Draft
 from headrace.core.errors import DataLost
 from headrace.spark.options import Connection
-from headrace.spark.tables import Tables
+from headrace.spark.sql.tables import Tables
 from headrace.testing.process import ServerProcess
 
 Capture = pytest.CaptureFixture[str]
@@ -194,7 +194,7 @@ def test_pruning_changes_no_answer(
 
     pruned = answers()
     assert all(pruned)
-    monkeypatch.setattr("headrace.spark.tables.uses_of", lambda frame: {})
+    monkeypatch.setattr("headrace.spark.sql.tables.uses_of", lambda frame: {})
     assert answers() == pruned
 
 

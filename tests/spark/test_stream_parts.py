@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.client import Client
-from headrace.spark.columns import shape_of
 from headrace.spark.options import source_options
-from headrace.spark.parts import Gap, HttpSlice, ReadPart, Slice
-from headrace.spark.planning import PART_BYTES_MAX, PART_BYTES_MIN
-from headrace.spark.spans import Span
-from headrace.spark.stream_parts import cut_by_seqs, tasks_of
-from headrace.spark.stream_source import HTTP_SEQS_MAX, StreamReader
-from headrace.spark.topics import TopicHead
+from headrace.spark.reading.columns import shape_of
+from headrace.spark.reading.parts import Gap, HttpSlice, ReadPart, Slice
+from headrace.spark.reading.planning import PART_BYTES_MAX, PART_BYTES_MIN
+from headrace.spark.reading.spans import Span
+from headrace.spark.reading.stream_parts import cut_by_seqs, tasks_of
+from headrace.spark.reading.stream_source import HTTP_SEQS_MAX, StreamReader
+from headrace.spark.reading.topics import TopicHead
 from headrace.testing.process import ServerProcess
 from tests.spark.sealing import SETTINGS, fill, seal
 

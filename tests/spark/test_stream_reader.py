@@ -18,11 +18,11 @@ from pyspark.sql.streaming.datasource import (
 from headrace.client import Client
 from headrace.core.clock import ManualClock
 from headrace.core.errors import InvalidRequest, NotFound, TopicNotFound, Unreachable
-from headrace.spark.batch_source import BatchReader
-from headrace.spark.columns import shape_of
 from headrace.spark.options import source_options
-from headrace.spark.parts import ReadPart
-from headrace.spark.stream_source import HTTP_SEQS_MAX, StreamReader
+from headrace.spark.reading.batch_source import BatchReader
+from headrace.spark.reading.columns import shape_of
+from headrace.spark.reading.parts import ReadPart
+from headrace.spark.reading.stream_source import HTTP_SEQS_MAX, StreamReader
 from headrace.spark.trouble import DataLost
 from headrace.testing.process import ServerProcess
 from tests.spark.requests import requests_of

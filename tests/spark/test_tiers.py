@@ -11,11 +11,11 @@ from moto.server import ThreadedMotoServer
 from headrace.client import Client
 from headrace.client.models import Manifest
 from headrace.core.clock import NS_PER_MS, SystemClock
-from headrace.spark.columns import shape_of
 from headrace.spark.options import SourceOptions
-from headrace.spark.parts import FileSlice
-from headrace.spark.planning import plan
-from headrace.spark.slices import read_part
+from headrace.spark.reading.columns import shape_of
+from headrace.spark.reading.parts import FileSlice
+from headrace.spark.reading.planning import plan
+from headrace.spark.reading.slices import read_part
 from headrace.testing.process import ServerProcess
 from tests.spark.sealing import SETTINGS, fill, options_of, seal, span_of
 

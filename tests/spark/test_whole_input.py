@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.core.errors import Unreachable
-from headrace.spark.whole_input import whole, worker_input
+from headrace.spark.writing.whole_input import whole, worker_input
 
 BATCHES = [pa.record_batch({"data": ["1", "2"]}), pa.record_batch({"data": ["3"]})]
 

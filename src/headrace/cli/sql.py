@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.spark.options import Connection
-    from headrace.spark.tables import Answer, Tables
+    from headrace.spark.sql.tables import Answer, Tables
 
 # A table is collected before it is shown; CSV and JSON are written as rows come.
 TABLE_ROWS_MAX = 1_000
@@ -175,7 +175,7 @@ class Runner:
 
     def _start(self) -> Tables:
         if self._tables is None:
-            from headrace.spark.tables import Tables
+            from headrace.spark.sql.tables import Tables
 
             with waiting("starting Spark ..."):
                 self._tables = Tables(start_spark(self._options, self._settings), self._connection)
@@ -219,7 +219,7 @@ def spark_errors() -> Iterator[None]:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from headrace.spark.failures import explained
+    from headrace.spark.sql.failures import explained
 
     try:
         yield
@@ -253,7 +253,7 @@ def print_cuts(answer: Answer) -> None:
 
 def table_of(answer: Answer, limit: int | None) -> Callable[[], None]:
     """The rows, collected; printing them is what is left to do."""
-    from headrace.spark.printing import column_types, text_rows
+    from headrace.spark.sql.printing import column_types, text_rows
 
     bound = limit or TABLE_ROWS_MAX
     columns = list(column_types(answer.frame))
@@ -279,7 +279,7 @@ def note(text: str) -> None:
 
 def write_csv(answer: Answer, limit: int | None) -> None:
     """Rows as they come; a null is an empty field, an empty text is \"\"."""
-    from headrace.spark.printing import column_types, text_rows
+    from headrace.spark.sql.printing import column_types, text_rows
 
     columns = [name for name, _ in column_types(answer.frame)]
     if not columns:
@@ -297,7 +297,7 @@ def write_json(answer: Answer, limit: int | None) -> None:
     """One document: columns, the cut of each topic, and rows as they come."""
     import msgspec
 
-    from headrace.spark.printing import column_types, json_rows, row_values
+    from headrace.spark.sql.printing import column_types, json_rows, row_values
 
     columns = [{"name": name, "type": kind} for name, kind in column_types(answer.frame)]
     cuts = {cut.topic: {"epoch": cut.epoch, "head_seq": cut.head} for cut in answer.cuts.values()}

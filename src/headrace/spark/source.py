@@ -31,31 +31,31 @@ class HeadraceSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns that the options ask for; Spark does not say yet what for."""
-        from headrace.spark.columns import shape_of
+        from headrace.spark.reading.columns import shape_of
 
         return shape_of(source_options(self.options, streaming=None), None).schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from headrace.spark.batch_source import BatchReader, FilteringBatchReader
-        from headrace.spark.columns import shape_of
+        from headrace.spark.reading.batch_source import BatchReader, FilteringBatchReader
+        from headrace.spark.reading.columns import shape_of
 
         options = source_options(self.options, streaming=False)
         reads = FilteringBatchReader if options.push_filters else BatchReader
         return reads(options, shape_of(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from headrace.spark.columns import shape_of
-        from headrace.spark.stream_source import StreamReader
+        from headrace.spark.reading.columns import shape_of
+        from headrace.spark.reading.stream_source import StreamReader
 
         options = source_options(self.options, streaming=True)
         return StreamReader(options, shape_of(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        from headrace.spark.sink import BatchWriter
+        from headrace.spark.writing.sink import BatchWriter
 
         return BatchWriter(sink_options(self.options, streaming=False), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        from headrace.spark.sink import StreamWriter
+        from headrace.spark.writing.sink import StreamWriter
 
         return StreamWriter(sink_options(self.options, streaming=True), schema, overwrite)

@@ -32,7 +32,7 @@ from headrace.core.errors import (
     TopicNotFound,
     WriteFenced,
 )
-from headrace.spark.chunks import CHUNK_ROWS_MAX, Chunk
+from headrace.spark.writing.chunks import CHUNK_ROWS_MAX, Chunk
 
 # Below this a call that is tried again once or twice may be stored twice.
 WINDOW_MS_MIN: Final = 30_000

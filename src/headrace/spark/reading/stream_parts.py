@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from headrace.spark.manifests import ROW_BYTES
-from headrace.spark.parts import Gap, Slice
-from headrace.spark.planning import tasks_for
-from headrace.spark.spans import Span
-from headrace.spark.topics import TopicHead
+from headrace.spark.reading.manifests import ROW_BYTES
+from headrace.spark.reading.parts import Gap, Slice
+from headrace.spark.reading.planning import tasks_for
+from headrace.spark.reading.spans import Span
+from headrace.spark.reading.topics import TopicHead
 
 
 def tasks_of(

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from headrace.spark.options import SourceOptions
-from headrace.spark.pushdown import Filters
+from headrace.spark.reading.pushdown import Filters
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headrace.spark.columns import Shape
+    from headrace.spark.reading.columns import Shape
 
 
 class BatchReader(DataSourceReader):
@@ -31,9 +31,9 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """What each task reads.  The pins lapse by themselves: nobody says when a query ends."""
         from headrace.spark.connection import connect
-        from headrace.spark.planning import plan
-        from headrace.spark.positions import spans_of
-        from headrace.spark.topics import topic_heads
+        from headrace.spark.reading.planning import plan
+        from headrace.spark.reading.positions import spans_of
+        from headrace.spark.reading.topics import topic_heads
 
         with connect(self.options.connection, starting=True) as client:
             spans = spans_of(client, self.options, topic_heads(client, self.options))
@@ -41,7 +41,7 @@ class BatchReader(DataSourceReader):
             return list(made.parts)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from headrace.spark.slices import read_part
+        from headrace.spark.reading.slices import read_part
 
         return read_part(self.options, self.shape, partition)
 

@@ -21,10 +21,10 @@ from headrace.client import Client
 from headrace.core.errors import InvalidRequest, TopicNotFound
 from headrace.spark.connection import connect
 from headrace.spark.options import Connection, SourceOptions
+from headrace.spark.reading.topics import TopicHead, topic_heads
 from headrace.spark.session import is_in_process
-from headrace.spark.topics import TopicHead, topic_heads
+from headrace.spark.sql.used_columns import Use, uses_of
 from headrace.spark.trouble import lost
-from headrace.spark.used_columns import Use, uses_of
 
 # What the columns of a table are, in terms of what the source gives.
 COLUMNS = {

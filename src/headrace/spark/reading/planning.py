@@ -17,12 +17,12 @@ from headrace.client.models import ManifestFile
 from headrace.core.clock import SystemClock
 from headrace.core.errors import Forbidden, NotReady, TopicNotFound
 from headrace.spark.connection import give_back
-from headrace.spark.locations import open_file
-from headrace.spark.manifests import DATA_BYTES_GUESS, ROW_BYTES, slices_of
 from headrace.spark.options import SourceOptions
-from headrace.spark.parts import FileSlice, Gap, HttpSlice, ReadPart, Slice
-from headrace.spark.pushdown import Filters
-from headrace.spark.spans import Span
+from headrace.spark.reading.locations import open_file
+from headrace.spark.reading.manifests import DATA_BYTES_GUESS, ROW_BYTES, slices_of
+from headrace.spark.reading.parts import FileSlice, Gap, HttpSlice, ReadPart, Slice
+from headrace.spark.reading.pushdown import Filters
+from headrace.spark.reading.spans import Span
 from headrace.spark.trouble import lost, unreadable
 
 log = logging.getLogger("headrace.spark")

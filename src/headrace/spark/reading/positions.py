@@ -20,8 +20,8 @@ from headrace.spark.options import (
     Position,
     SourceOptions,
 )
-from headrace.spark.spans import Span
-from headrace.spark.topics import TopicHead
+from headrace.spark.reading.spans import Span
+from headrace.spark.reading.topics import TopicHead
 
 
 def spans_of(client: Client, options: SourceOptions, heads: dict[str, TopicHead]) -> list[Span]:

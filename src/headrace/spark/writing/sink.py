@@ -35,12 +35,12 @@ from pyspark.sql.types import (
 from headrace.client import Client
 from headrace.core.clock import SystemClock, SystemRandom
 from headrace.core.errors import InvalidRequest
-from headrace.spark.chunks import TOPIC, chunks
 from headrace.spark.connection import connect
 from headrace.spark.options import SinkOptions
-from headrace.spark.sending import Sender, Sending
-from headrace.spark.staging import Staged, Staging
-from headrace.spark.whole_input import whole
+from headrace.spark.writing.chunks import TOPIC, chunks
+from headrace.spark.writing.sending import Sender, Sending
+from headrace.spark.writing.staging import Staged, Staging
+from headrace.spark.writing.whole_input import whole
 
 # Local properties that Spark gives to the tasks of a stream.
 QUERY_ID: Final = "sql.streaming.queryId"

@@ -12,8 +12,8 @@ from pyroaring import BitMap64
 from pyspark.sql.datasource import InputPartition
 
 from headrace.client.models import ManifestFile
-from headrace.spark.pushdown import Filters
-from headrace.spark.spans import Span
+from headrace.spark.reading.pushdown import Filters
+from headrace.spark.reading.spans import Span
 
 
 def seqs_between(seqs: BitMap64, first: int, last: int) -> BitMap64:

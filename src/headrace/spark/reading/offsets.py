@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.core.errors import InvalidRequest
-from headrace.spark.limits import share_out
-from headrace.spark.parts import Gap
-from headrace.spark.spans import Span
-from headrace.spark.topics import TopicHead
+from headrace.spark.reading.limits import share_out
+from headrace.spark.reading.parts import Gap
+from headrace.spark.reading.spans import Span
+from headrace.spark.reading.topics import TopicHead
 
 RECREATED = "recreated"
 DELETED = "deleted"

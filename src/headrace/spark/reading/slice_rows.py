@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from headrace.spark.parts import FileSlice
-from headrace.spark.pushdown import Filters
+from headrace.spark.reading.parts import FileSlice
+from headrace.spark.reading.pushdown import Filters
 from headrace.spark.trouble import not_accounted
 from headrace.storage.page_columns import has_column, without
 from headrace.storage.segment_reader import Run, Segment

@@ -22,7 +22,7 @@ from pyspark.sql.types import DataType, StringType, StructType, VariantType
 from pyspark.sql.variant_utils import VariantUtils
 
 from headrace.core.errors import InvalidRequest
-from headrace.spark.typed_values import (
+from headrace.spark.reading.typed_values import (
     Column,
     as_read,
     finish,

@@ -19,16 +19,16 @@ from headrace.client.models import ArrowPage, Manifest, Tombstone
 from headrace.core.clock import NS_PER_MS, SystemClock
 from headrace.core.errors import HeadraceError, NotFound, NotReady, TopicNotFound
 from headrace.spark.connection import connect, give_back
-from headrace.spark.locations import OpenFiles
-from headrace.spark.manifests import slices_of
 from headrace.spark.options import SourceOptions
-from headrace.spark.parts import FileSlice, HttpSlice, Pin, ReadPart, Slice
-from headrace.spark.slice_rows import live_rows
-from headrace.spark.spans import Span, clipped
+from headrace.spark.reading.locations import OpenFiles
+from headrace.spark.reading.manifests import slices_of
+from headrace.spark.reading.parts import FileSlice, HttpSlice, Pin, ReadPart, Slice
+from headrace.spark.reading.slice_rows import live_rows
+from headrace.spark.reading.spans import Span, clipped
 from headrace.spark.trouble import lost, unreadable
 
 if TYPE_CHECKING:
-    from headrace.spark.columns import Shape
+    from headrace.spark.reading.columns import Shape
 
 log = logging.getLogger("headrace.spark")
 

@@ -28,7 +28,8 @@ from headrace.client import Client
 from headrace.core.clock import NS_PER_MS, Clock, SystemClock
 from headrace.core.errors import InvalidRequest
 from headrace.spark.connection import connect, give_back
-from headrace.spark.offsets import (
+from headrace.spark.options import SourceOptions
+from headrace.spark.reading.offsets import (
     DELETED,
     Ahead,
     Offset,
@@ -38,18 +39,17 @@ from headrace.spark.offsets import (
     decode,
     step,
 )
-from headrace.spark.options import SourceOptions
-from headrace.spark.parts import Gap, ReadPart
-from headrace.spark.planning import plan
-from headrace.spark.positions import starting_seqs
-from headrace.spark.stream_parts import cut_by_seqs, tasks_of
-from headrace.spark.topics import TopicHead, topic_heads, wanted_by
+from headrace.spark.reading.parts import Gap, ReadPart
+from headrace.spark.reading.planning import plan
+from headrace.spark.reading.positions import starting_seqs
+from headrace.spark.reading.stream_parts import cut_by_seqs, tasks_of
+from headrace.spark.reading.topics import TopicHead, topic_heads, wanted_by
 from headrace.spark.trouble import DataLost
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headrace.spark.columns import Shape
+    from headrace.spark.reading.columns import Shape
 
 # A batch with at most so many seqs of a topic reads them from the server, which has them in memory,
 # and spares itself the manifest.
@@ -174,7 +174,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Not above: the process that plans batches starts with each query, and reads nothing.
-        from headrace.spark.slices import read_part
+        from headrace.spark.reading.slices import read_part
 
         return read_part(self._options, self._shape, partition)
 

@@ -34,9 +34,9 @@ from headrace.core.errors import (
     Unreachable,
     WriteFenced,
 )
-from headrace.spark.chunks import CHUNK_BYTES_MAX, CHUNK_ROWS_MAX, Chunk, Cutter
-from headrace.spark.sending import Sender, Sending, stored_rows
-from headrace.spark.topics import STAGED
+from headrace.spark.reading.topics import STAGED
+from headrace.spark.writing.chunks import CHUNK_BYTES_MAX, CHUNK_ROWS_MAX, Chunk, Cutter
+from headrace.spark.writing.sending import Sender, Sending, stored_rows
 
 # Ranges in one record of a decision: with the longest names it stays below what a record may have.
 RANGES_PER_RECORD_MAX: Final = 512

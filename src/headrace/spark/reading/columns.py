@@ -28,8 +28,8 @@ from pyspark.sql.types import (
 from headrace.core.errors import ConfigError
 from headrace.spark.ddl import fields_of
 from headrace.spark.options import SourceOptions
-from headrace.spark.payloads import Payloads, alone, text_of
-from headrace.spark.typed_values import Column, check_type
+from headrace.spark.reading.payloads import Payloads, alone, text_of
+from headrace.spark.reading.typed_values import Column, check_type
 
 GAP: Final = StructType(
     [
