@@ -2,11 +2,13 @@
 
     ./run bench                     everything, as a table; takes about half an hour
     ./run bench append http_sse     some cases
+    ./run bench spark_scan          one of Spark's; the first installs Spark
     ./run bench --json --quick      small sizes: only shows that each case runs
     ./run bench --peers             Redis, NATS, Durable Streams beside ours: a table of ratios
 
-Only `figures.py` and `figures_http.py` know the goals.  Cases whose name starts with `http_` start
-a server and send requests from other processes (`load.py`, `streams.py`).  Each case is a module
+Only `figures.py`, `figures_http.py` and `figures_spark.py` know the goals.  Cases whose name starts
+with `http_` start a server and send requests from other processes (`load.py`, `streams.py`), those
+with `spark_` a server and a Spark session (`spark_data.py`, `spark_run.py`).  Each case is a module
 with one `run(directory, quick)`; it gets a process of its own, so that none disturbs another, and a
 directory that is removed afterwards.  What was measured is in docs/internals/performance.md.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ from bench.figures import CASES, FIGURES
 from bench.goals import Figure
 
 IN_MEMORY = {"tmpfs", "ramfs"}
+SPARK_CASES = "spark_"
 
 
 def main() -> int:
@@ -28,11 +30,11 @@ def main() -> int:
     options = parse()
     if options.step:
         return measure.run_step(*options.step)
-    unknown = [name for name in options.names if name not in CASES]
-    if unknown:
-        print(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}", file=sys.stderr)
+    trouble = trouble_of(options.names)
+    if trouble:
+        print(trouble, file=sys.stderr)
         return 2
-    names = options.names or list(CASES)
+    names = options.names or runnable()
     if options.quick:
         os.environ[measure.QUICK_VARIABLE] = "1"
     parent = options.dir or default_parent()
@@ -73,6 +75,29 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dir", help="where the data goes; a disk, not memory (/var/tmp)")
     parser.add_argument("--step", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def trouble_of(names: list[str]) -> str:
+    """Why these cases cannot run; empty when they can."""
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        return f"no case {', '.join(unknown)}; there are {', '.join(CASES)}"
+    missing = [name for name in names if name.startswith(SPARK_CASES) and not has_spark()]
+    if missing:
+        return f"{missing[0]} needs requirements/spark.txt; `./run bench {missing[0]}` installs it"
+    return ""
+
+
+def runnable() -> list[str]:
+    """All cases, those of Spark only where it is installed: it is large."""
+    if has_spark():
+        return list(CASES)
+    print("without the cases of Spark, which is not installed", file=sys.stderr, flush=True)
+    return [name for name in CASES if not name.startswith(SPARK_CASES)]
+
+
+def has_spark() -> bool:
+    return importlib.util.find_spec("pyspark") is not None
 
 
 def compare(options: argparse.Namespace, parent: str) -> int:

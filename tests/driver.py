@@ -1,7 +1,8 @@
 """What `./run test` runs: lint, format, types, then every test and every documented example.
 
-Quiet unless something fails.  The long sweeps get their seed from the commit, so that each commit
-explores other states and each failure can be repeated.
+Quiet unless something fails.  What runs Spark comes last and in one process, because a session
+takes 10 s to start and 1 GB; everything else is spread over the cores.  The long sweeps get their
+seed from the commit, so that each commit explores other states and each failure can be repeated.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORKERS_MAX = 8
 PYTEST_NOTHING_COLLECTED = 5
+# What runs Spark: these share one session.
+SPARK = ("tests/spark", "src/headrace/spark", "docs/guides/spark.md")
+DOCTESTS = ("--doctest-modules", "--doctest-glob=*.md")
 
 EPILOG = """\
 Other arguments go to pytest, and then only pytest runs: ./run test tests/unit/core -k clock -x
@@ -57,9 +61,10 @@ def run_all(rest: list[str]) -> int:
     )
     failed = [name for name, command in checks if not passes(name, command)]
     paths = ["tests", "src/headrace", "README.md", "docs"]
-    paths += ["--doctest-modules", "--doctest-glob=*.md"]
-    if pytest(["-q", "-m", "not long", *workers(), *paths]) != 0:
+    if pytest(["-q", "-m", "not long", *workers(), *paths, *DOCTESTS, *without_spark()]) != 0:
         failed.append("pytest")
+    if pytest(["-q", "-m", "not long", "-p", "no:xdist", *only_spark(), *DOCTESTS]) != 0:
+        failed.append("pytest of Spark")
     seconds = time.monotonic() - started
     print(f"FAILED: {', '.join(failed)}" if failed else f"ok, {seconds:.0f} s")
     return 1 if failed else 0
@@ -67,14 +72,25 @@ def run_all(rest: list[str]) -> int:
 
 def run_long(minutes: float, rest: list[str]) -> int:
     seed = os.environ.setdefault("HEADRACE_TEST_SEED", str(seed_of_commit()))
-    os.environ["HEADRACE_TEST_MINUTES"] = f"{minutes:g}"
     print(f"seed {seed}; repeat with HEADRACE_TEST_SEED={seed} ./run test --long", flush=True)
-    timeout = f"--timeout={minutes * 60 + 600:.0f}"
-    code = pytest(["-q", "-m", "long", timeout, *workers(), *rest])
-    if code == PYTEST_NOTHING_COLLECTED and not rest:
+    long = ["-q", "-m", "long", f"--timeout={minutes * 60 + 600:.0f}"]
+    if rest:
+        return sweep(minutes, [*long, *workers(), *rest])
+    runs = [[*workers(), *without_spark()]]
+    if any(
+        "mark.long" in path.read_text() for path in (ROOT / "tests" / "spark").glob("test_*.py")
+    ):
+        runs.append(["-p", "no:xdist", "tests/spark"])
+    codes = [sweep(minutes / len(runs), [*long, *run]) for run in runs]
+    codes = [code for code in codes if code != PYTEST_NOTHING_COLLECTED]
+    if not codes:
         print("0 passed, 0 failed")
-        return 0
-    return code
+    return max(codes, default=0)
+
+
+def sweep(minutes: float, arguments: list[str]) -> int:
+    os.environ["HEADRACE_TEST_MINUTES"] = f"{minutes:g}"
+    return pytest(arguments)
 
 
 def run_mutants(rest: list[str]) -> int:
@@ -100,6 +116,14 @@ def passes(name: str, command: list[str]) -> bool:
 
 def pytest(arguments: list[str]) -> int:
     return subprocess.run([sys.executable, "-m", "pytest", "--no-header", *arguments]).returncode
+
+
+def without_spark() -> list[str]:
+    return [f"--ignore={path}" for path in SPARK]
+
+
+def only_spark() -> list[str]:
+    return [path for path in SPARK if (ROOT / path).exists()]
 
 
 def workers() -> list[str]:

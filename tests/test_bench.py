@@ -28,9 +28,10 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-# Those of the server each for itself, since each starts servers; the others in one go.
+# Those of the server each for itself, since each starts servers; the others in one go.  Those of
+# Spark are in tests/spark.
 SERVED = [case for case in figures.CASES if case.startswith("http_")]
-EMBEDDED = [case for case in figures.CASES if case not in SERVED]
+EMBEDDED = [case for case in figures.CASES if not case.startswith(("http_", "spark_"))]
 
 
 @pytest.mark.parametrize("cases", [EMBEDDED, *([case] for case in SERVED)], ids=lambda c: c[-1])
@@ -61,6 +62,13 @@ def test_an_unknown_case_is_refused_by_name() -> None:
     assert done.returncode == 2
     assert "apend" in done.stderr
     assert "append" in done.stderr
+
+
+def test_a_case_of_spark_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "has_spark", lambda: False)
+    assert "requirements/spark.txt" in command.trouble_of(["append", "spark_scan"])
+    assert command.trouble_of(["append"]) == ""
+    assert command.runnable() == [*EMBEDDED, *SERVED]
 
 
 @pytest.mark.parametrize(("p50", "met"), [(200.0, True), (201.0, False)])

@@ -31,7 +31,7 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "run", root)
     (root / "src" / "headrace" / "__init__.py").touch()
     (root / "src" / "headrace" / "__main__.py").write_text("print('headrace 0.1.0')\n")
-    for name in ("server.txt", "test.txt"):
+    for name in ("server.txt", "spark.txt", "test.txt"):
         (root / "requirements" / name).write_text("# nothing\n")
     (root / "tests" / "driver.py").write_text("import sys; print('driver', sys.argv[1:])\n")
     return root
@@ -91,6 +91,21 @@ def test_first_use_makes_the_environment_and_later_uses_are_silent(
     (checkout / "requirements" / "server.txt").write_text("# nothing yet\n")
     assert "installing what `server` needs" in run(checkout, environment, "--version")[2]
     assert run(checkout, environment, "--version")[2] == ""
+
+
+def test_spark_is_installed_when_it_is_asked_for(
+    checkout: Path, environment: dict[str, str]
+) -> None:
+    give_uv(environment)
+    (checkout / "bench").mkdir()
+    (checkout / "bench" / "__main__.py").write_text("print('bench')\n")
+    for command in ((), ("--version",), ("bench",), ("bench", "append")):
+        run(checkout, environment, *command)
+    assert not (checkout / ".venv" / ".installed-spark").exists()
+    for command in (("sql", "select 1"), ("bench", "append", "spark_scan")):
+        code, _, err = run(checkout, environment, *command)
+        assert (code, "installing what `spark` needs" in err) == (0, True), err
+        (checkout / ".venv" / ".installed-spark").unlink()
 
 
 def test_a_moved_checkout_runs_its_own_code(checkout: Path, environment: dict[str, str]) -> None:
@@ -157,6 +172,25 @@ def test_a_failed_install_is_said_and_tried_again(
     assert run(checkout, environment, "--version")[:2] == (0, "headrace 0.1.0\n")
 
 
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_a_server_still_runs_when_spark_cannot_be_had(
+    checkout: Path, environment: dict[str, str], installer: str
+) -> None:
+    if installer == "uv":
+        give_uv(environment)
+    assert run(checkout, environment, "--version")[0] == 0
+    environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "UV_NO_INDEX": "1"}
+    wanted = checkout / "requirements" / "spark.txt"
+    wanted.write_text(f"headrace-has-no-such-package==1 --hash=sha256:{'0' * 64}\n")
+    code, out, err = run(checkout, environment, "sql", "select 1")
+    assert (code, out) == (1, "")
+    assert "could not install requirements/spark.txt" in err
+    assert run(checkout, environment, "--version") == (0, "headrace 0.1.0\n", "")
+    wanted.write_text("# nothing\n")
+    code, _, err = run(checkout, environment, "sql", "select 1")
+    assert (code, "installing what `spark` needs" in err) == (0, True), err
+
+
 @pytest.mark.parametrize("version", ["3.10.13", None])
 def test_a_python_that_is_too_old_or_missing_is_named(
     checkout: Path, environment: dict[str, str], version: str | None
@@ -182,9 +216,9 @@ def test_python_with_asserts_off_is_refused() -> None:
     assert "Traceback" not in done.stderr
 
 
-def pins(path: Path) -> dict[str, str]:
-    """Name to version, for each entry; each has a hash, and nothing else is in the file."""
-    found = {}
+def pins(path: Path) -> dict[str, set[str]]:
+    """Name to versions, for each entry; each has a hash, and nothing else is in the file."""
+    found: dict[str, set[str]] = {}
     text = path.read_text().replace("\\\n", " ")
     for line in text.splitlines():
         if line.startswith("#") or line == "-r server.txt":
@@ -192,19 +226,26 @@ def pins(path: Path) -> dict[str, str]:
         name, _, rest = line.partition("==")
         assert " --hash=sha256:" in rest, line
         assert "://" not in line, line
-        found[name] = rest.split()[0]
+        found.setdefault(name, set()).add(rest.split()[0])
     return found
 
 
 def test_the_pinned_packages_satisfy_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    server = pins(ROOT / "requirements" / "server.txt")
-    everything = server | pins(ROOT / "requirements" / "test.txt")
+    extras = project["optional-dependencies"]
+    server, spark, test = (
+        pins(ROOT / "requirements" / f"{name}.txt") for name in ("server", "spark", "test")
+    )
     for wanted, pinned in (
         (project["dependencies"], server),
-        (project["optional-dependencies"]["test"], everything),
+        (extras["spark"], server | spark),
+        (extras["test"], server | test),
     ):
         for text in wanted:
             requirement = Requirement(text)
-            name = canonicalize_name(requirement.name)
-            assert requirement.specifier.contains(pinned[name]), text
+            if requirement.name == "headrace":
+                assert requirement.extras == {"spark"}
+                continue
+            versions = pinned[canonicalize_name(requirement.name)]
+            assert all(requirement.specifier.contains(version) for version in versions), text
+    assert spark.items() <= test.items(), "what `test` installs is what `spark` would"

@@ -27,6 +27,13 @@ value of each and where it came from.
 |---|---|---|---|
 """
 
+CLIENT_HEAD = """
+These are for whoever calls a server; the server itself does not read them:
+
+| variable | meaning |
+|---|---|
+"""
+
 TAIL = """
 Only the tests read these:
 
@@ -49,7 +56,8 @@ def page() -> str:
         shown = f"`{default}`" if default else "(empty)"
         choices = f" One of {', '.join(rule.choices)}." if rule.choices else ""
         rows.append(f"| `{name}` | {variables} | {shown} | {rule.doc}{choices} |\n")
-    return HEAD + "".join(rows) + TAIL
+    clients = [f"| `{name}` | {doc} |\n" for name, doc in config.CLIENT_VARIABLES.items()]
+    return HEAD + "".join(rows) + CLIENT_HEAD + "".join(clients) + TAIL
 
 
 def main() -> int:

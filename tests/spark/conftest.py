@@ -14,17 +14,9 @@ from headrace.testing.process import ServerProcess
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark() -> Iterator[SparkSession]:
     """The one session: two threads, tasks tried again up to three times."""
-    directory = tmp_path_factory.mktemp("spark")
-    session = spark_session(
-        {
-            "spark.sql.warehouse.dir": str(directory / "warehouse"),
-            "spark.local.dir": str(directory / "local"),
-            "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory / 'derby'}",
-        },
-        master="local[2,4]",
-    )
+    session = spark_session(master="local[2,4]")
     yield session
     session.stop()
 

@@ -13,6 +13,7 @@ from headrace.client import AsyncClient, Client, Draft, Producer, Record, Tombst
 from headrace.core.errors import (
     HeadMismatch,
     InvalidRequest,
+    NotFound,
     ProducerFenced,
     ProducerGap,
     TopicFull,
@@ -197,6 +198,16 @@ def test_arrow_in_many_batches(client, topic) -> None:
     assert page.table.column("seq").to_pylist() == list(range(1, 20_001))
 
 
+def test_conditions_of_an_arrow_append(client, topic) -> None:
+    table = pa.table({"data": [b"1", b"2"]})
+    with pytest.raises(TopicNotFound):
+        client.append_arrow(topic, table, create=False)
+    assert client.append_arrow(topic, table, create=True, expected_head_seq=0).created
+    with pytest.raises(HeadMismatch):
+        client.append_arrow(topic, table, expected_head_seq=1)
+    assert client.append_arrow(topic, table, create=False, expected_head_seq=2).last_seq == 4
+
+
 def test_an_arrow_page_announces_loss(client, topic) -> None:
     client.append(topic, range(5), config={"cap_records": 2})
     page = client.diff_arrow(topic)
@@ -217,7 +228,12 @@ def test_bad_arrow_is_refused(client, topic) -> None:
 def test_the_manifest(client, topic) -> None:
     client.append(topic, [1, 2, 3])
     manifest = client.segments(topic)
-    assert manifest["epoch"] == client.topic(topic).epoch
+    assert (manifest.epoch, manifest.head_seq) == (client.topic(topic).epoch, 3)
+    pin = client.renew_pin(topic, manifest.pin)
+    assert pin.pin_expires_ms >= manifest.pin_expires_ms
+    assert client.release_pin(topic, manifest.pin).released
+    with pytest.raises(NotFound):
+        client.renew_pin(topic, manifest.pin)
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from headrace.client import Client
-from headrace.core.errors import Unreachable
+from headrace.core.errors import InvalidRequest, Unreachable
 from headrace.testing.process import ServerProcess
 
 SECONDS_MAX = 30
@@ -246,6 +246,11 @@ def test_tls(servers, data, tmp_path) -> None:
         assert [record.data for record in client.follow("t", to_head=True)] == [{"a": 1}]
         client.append("large", ["x" * 900_000] * 7)
         assert len(client.diff("large", max_batch_bytes=8 << 20).records) == 7
+    with Client(server.url, tls=str(cert)) as client:
+        assert client.topic("t").head_seq == 1
+    for wrong in (tmp_path / "nowhere.pem", key):
+        with pytest.raises(InvalidRequest, match="not a file of certificates"):
+            Client(server.url, tls=str(wrong))
     with httpx.Client(http2=True, verify=trust, trust_env=False) as modern:
         for path in ("/v0/health", "/v0/topics/t", "/v0/topics"):
             reply = modern.get(f"{server.url}{path}")

@@ -233,6 +233,7 @@ def test_the_list_is_sorted_and_says_as_much_as_it_should(speak, topic) -> None:
         "bytes": 5,
         "durable": False,
         "effective_priority": 0,
+        "epoch": speak.state(f"{topic}-b")["epoch"],
     }
     assert [e["durable"] for e in found["topics"] if e["topic"].endswith("B")] == [True]
 

@@ -12,11 +12,12 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from headrace.cli.options import Verb, print_json, settings_of
+from headrace.cli.progress import ProgressBar
 from headrace.core import config
-from headrace.core.clock import Clock, SystemClock, SystemRandom
+from headrace.core.clock import SystemClock, SystemRandom
 from headrace.core.errors import ConfigError, DataDirLocked, InvalidRequest, NotReady
 from headrace.core.settings import RULES, Settings
 from headrace.storage.fs import Filesystem, RealFilesystem
@@ -26,41 +27,7 @@ if TYPE_CHECKING:
     from headrace.storage.tier import Store
 
 EXIT_DAMAGED = 1
-BAR_CELLS = 30
-BAR_INTERVAL_NS = 100_000_000
 PLACES = "a directory, s3://bucket/prefix or gs://bucket/prefix"
-
-
-class ProgressBar:
-    """One line that is drawn over and over; nothing at all when nobody watches."""
-
-    def __init__(self, stream: TextIO, clock: Clock, *, shown: bool) -> None:
-        self._stream = stream
-        self._clock = clock
-        self._shown = shown
-        self._drawn_ns = -BAR_INTERVAL_NS
-        self._width = 0
-
-    def __call__(self, what: str, done: int, of: int) -> None:
-        now = self._clock.monotonic_ns()
-        if not self._shown or (now - self._drawn_ns < BAR_INTERVAL_NS and done < of):
-            return
-        self._drawn_ns = now
-        part = min(1.0, done / of) if of else 1.0
-        cells = "#" * round(part * BAR_CELLS)
-        text = f"[{cells:<{BAR_CELLS}}] {part:4.0%} {what}"
-        self._draw(text)
-
-    def _draw(self, text: str) -> None:
-        self._stream.write("\r" + text.ljust(self._width)[:118])
-        self._width = len(text)
-        self._stream.flush()
-
-    def clear(self) -> None:
-        if self._width:
-            self._draw("")
-            self._stream.write("\r")
-            self._stream.flush()
 
 
 @contextlib.contextmanager

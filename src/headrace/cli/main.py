@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import headrace
-from headrace.cli import data
+from headrace.cli import data, sql
 from headrace.cli.options import Verb, add_settings, print_json, print_table, settings_of
 from headrace.core import config
 from headrace.core.errors import ConfigError, HeadraceError, typed
@@ -60,6 +60,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(("serve",), "serve a data directory", add_settings, _serve),
     Verb(("config", "show"), "print every setting", _config_show_arguments, _config_show),
     *data.VERBS,
+    *sql.VERBS,
 )
 
 

@@ -1,4 +1,4 @@
-"""What the verbs of the command line share: the table row, settings as flags, output.
+"""What the verbs of the command line share: the table row, settings, the server, output.
 
 Cheap to import: a verb's own module imports what it needs when it runs.
 """
@@ -15,6 +15,9 @@ from headrace.core import config
 from headrace.core.errors import ConfigError
 from headrace.core.settings import DEFAULTS, RULES
 from headrace.storage.fs import RealFilesystem, read_file
+
+URL_VARIABLE = "HEADRACE_URL"
+TOKEN_VARIABLE = "HEADRACE_TOKEN"
 
 
 class Verb(NamedTuple):
@@ -48,13 +51,57 @@ def settings_of(options: argparse.Namespace) -> config.Configuration:
 
 
 def _config_file(path: str | None) -> tuple[str, str] | None:
-    if path is None:
-        return None
+    return None if path is None else (path, _read_text(path, fix="name a TOML file"))
+
+
+def _read_text(path: str, *, fix: str) -> str:
     directory, name = os.path.split(path)
     try:
-        return path, read_file(RealFilesystem(directory), name).decode()
+        return read_file(RealFilesystem(directory), name).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", fix="name a TOML file") from None
+        raise ConfigError(f"cannot read {path}: {error}", fix=fix) from None
+
+
+class ServerAddress(NamedTuple):
+    """The server that a verb speaks to.  The token is never shown."""
+
+    url: str
+    token: str | None
+    ca_file: str | None = None
+
+    def __repr__(self) -> str:
+        return f"ServerAddress({self.url!r})"
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Which server, for every verb that speaks to one; `server_of` reads it."""
+    parser.add_argument(
+        "--url", help=f"the server; else ${URL_VARIABLE}, else {default_url()}", metavar="URL"
+    )
+    # A key among the arguments would be seen by everybody who lists processes.
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help=f"a file that holds the API key; else ${TOKEN_VARIABLE}",
+    )
+    parser.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        help="certificates to trust, for https with a private authority",
+    )
+
+
+def server_of(options: argparse.Namespace) -> ServerAddress:
+    """The server of a verb whose arguments came from `add_server`."""
+    url = options.url or os.environ.get(URL_VARIABLE) or default_url()
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    if options.token_file is not None:
+        token = _read_text(options.token_file, fix="name a file that holds an API key").strip()
+    return ServerAddress(url, token, options.ca_file)
+
+
+def default_url() -> str:
+    return f"http://{DEFAULTS['host']}:{DEFAULTS['port']}"
 
 
 def print_json(document: object) -> None:

@@ -140,7 +140,13 @@ def append(
 
 
 def append_arrow(
-    topic: str, data: pa.Table | pa.RecordBatch, *, key: str | None, producer: Producer | None
+    topic: str,
+    data: pa.Table | pa.RecordBatch,
+    *,
+    key: str | None,
+    producer: Producer | None,
+    expected_head_seq: int | None = None,
+    create: bool | None = None,
 ) -> Call:
     """Columns `data`, and optionally `tag`, `node`, `meta`."""
     import pyarrow as pa
@@ -159,7 +165,12 @@ def append_arrow(
         headers["idempotency-key"] = key
     repeatable = key is not None or producer is not None
     body = sink.getvalue().to_pybytes()
-    return Call("POST", _path(topic, "?return_seqs=false"), repeatable, headers, body)
+    query = _query(
+        return_seqs="false",
+        expected_head_seq=expected_head_seq,
+        create=None if create is None else str(create).lower(),
+    )
+    return Call("POST", _path(topic, query), repeatable, headers, body)
 
 
 def diff(
@@ -220,6 +231,11 @@ def delete_topic(topic: str, if_empty: bool) -> Call:
 
 def segments(topic: str) -> Call:
     return Call("GET", _path(topic, "/segments"), True)
+
+
+def pin(method: str, topic: str, pin: str) -> Call:
+    """`POST` renews a pin of a manifest, `DELETE` gives it back."""
+    return Call(method, _path(topic, f"/segments/{quote(pin, safe='')}"), method == "POST")
 
 
 def probe(path: str, accept: str = "application/json") -> Call:

@@ -213,6 +213,7 @@ class TopicSummary(msgspec.Struct, frozen=True):
     bytes: int
     durable: bool
     effective_priority: int
+    epoch: int | None = None
 
 
 class TopicPage(msgspec.Struct, frozen=True):
@@ -238,6 +239,74 @@ class RecordsDeleted(msgspec.Struct, frozen=True):
     head_seq: int
     count: int
     bytes: int
+
+
+class Floors(msgspec.Struct, frozen=True):
+    """The last seq that each reason took from the front; all but `delete` are losses."""
+
+    cap: int
+    ttl: int
+    crash: int
+    source_trim: int
+    delete: int
+
+
+class ManifestFile(msgspec.Struct, frozen=True):
+    """One sealed file, and where in it a topic's records are."""
+
+    file_id: int
+    location: str  # an absolute path, or the URL of an object
+    tier: str
+    format: int
+    size: int
+    footer_offset: int
+    hash: str  # of everything from `footer_offset`, in hexadecimal
+    owner: int
+    topics: int
+    rows: int
+    first_row: int
+    row_count: int
+    first_seq: int
+    last_seq: int
+    min_ts: int
+    max_ts: int
+    bytes: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Where a topic's sealed records lie, all of one instant; see docs/reference/segments.md."""
+
+    topic: str
+    topic_id: int
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+    tail_from_seq: int
+    floors: Floors
+    gaps: list[tuple[int, int]]
+    files: list[ManifestFile]
+    pin: str
+    pin_ms: int
+    pin_expires_ms: int
+    deletes: list[tuple[int, int]] | None = None
+    deletes_bitmap: str | None = None
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """For how long the files of a manifest stay where they are."""
+
+    topic: str
+    pin: str
+    pin_ms: int
+    pin_expires_ms: int
+
+
+class PinReleased(msgspec.Struct, frozen=True):
+    """The files of a manifest are let go."""
+
+    topic: str
+    pin: str
+    released: bool
 
 
 class Health(msgspec.Struct, frozen=True):

@@ -35,7 +35,7 @@ def not_connected(address: Address, error: OSError) -> Unreachable:
         return unreachable(f"{address.authority} cannot be reached: {error}", "nothing")
     if isinstance(error, ssl.SSLCertVerificationError):
         message = f"the certificate of {address.authority} is not trusted: {error.verify_message}"
-        fix = 'pass tls=ssl.create_default_context(cafile="ca.pem") with the authority it is of'
+        fix = 'name a file with the authority it is of: tls="ca.pem", or the option caFile'
     else:
         message = f"no TLS with {address.authority}: {error}"
         fix = f"use http://{address.authority} if it serves none, else check `tls=`"

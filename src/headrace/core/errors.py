@@ -213,7 +213,7 @@ class ProducerGap(ClientError):
 
 
 class TopicFull(ClientError):
-    """The topic rejects what its caps have no room for."""
+    """The topic rejects what its caps have no room for, or one more producer."""
 
     code = "topic_full"
     status = 422
@@ -225,6 +225,26 @@ class Throttled(ClientError):
     code = "throttled"
     status = 429
     retryable = True
+
+
+class WriteFenced(ClientError):
+    """A later batch of the same query has been written, so this one is not written any more."""
+
+    code = "write_fenced"
+    status = 409
+
+
+class PlanNotDeterministic(ClientError):
+    """A query gave other rows when it ran again than those that it had written."""
+
+    code = "plan_not_deterministic"
+    status = 409
+
+
+class RowsRefused(ClientError):
+    """The server does not take these rows of a DataFrame, however often they are sent."""
+
+    code = "rows_refused"
 
 
 class Internal(ServerError):
@@ -291,6 +311,18 @@ class SnapshotCorrupt(CorruptionError):
     """No usable snapshot: the newest and its predecessor are both damaged."""
 
     code = "snapshot_corrupt"
+
+
+class DataLost(HeadraceError):
+    """Records that a query was to read are gone; `detail` names the topic, the seqs and why."""
+
+    code = "data_loss"
+
+
+class StagedRowsLost(HeadraceError):
+    """Rows that were staged and chosen are gone before they were published."""
+
+    code = "staged_rows_lost"
 
 
 def typed(error: BaseException) -> BaseException:

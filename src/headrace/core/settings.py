@@ -190,6 +190,9 @@ class Settings:
     idempotency_entries_max: Annotated[
         int, _count("Idempotency keys remembered; a full table answers 429.")
     ] = 1_000_000
+    producers_per_topic_max: Annotated[
+        int, _count("Producers a topic remembers; a new one beyond them answers 422.")
+    ] = 100_000
     max_topics: Annotated[int, _count("Most topics; 0: no bound.", 0)] = 100_000
     max_total_bytes: Annotated[int, _size("Most live bytes of all topics; 0: no bound.", 0)] = 0
 

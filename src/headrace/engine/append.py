@@ -27,6 +27,7 @@ from headrace.engine.idempotency import (
     Sidecar,
     admit_producer,
     digest,
+    refuse_new_producer,
 )
 from headrace.engine.lifecycle import Lifecycle
 from headrace.engine.topic import Topic
@@ -170,11 +171,22 @@ class Appender:
             return False
         known = self._claims.get((topic.id, claim.id)) or (topic.producers or {}).get(claim.id)
         if admit_producer(known, claim):
+            if known is None:
+                self._refuse_if_full(topic)
             return False
         if not self._joined((topic.id, claim.id), ticket):
             assert known is not None
             ticket.resolve(_given_before(topic, known.first_seq, known.count, known.head))
         return True
+
+    def _refuse_if_full(self, topic: Topic) -> None:
+        """Refuse a new producer where the topic remembers, or will, as many as it may."""
+        most = self._core.settings.producers_per_topic_max
+        known = topic.producers or {}
+        if len(known) + len(self._claims) < most:
+            return
+        coming = sum(owner == topic.id and id not in known for owner, id in self._claims)
+        refuse_new_producer(topic.name, len(known) + coming, most)
 
     def _joined(self, key: tuple[int, bytes | str], ticket: Ticket[Appended]) -> bool:
         """Wait with the append in flight under the same key, if there is one."""

@@ -210,7 +210,7 @@ def _check_json(name: str, column: Column) -> None:
 def _chunks(column: Column) -> Iterator[Column]:
     """The column in slices of not much more than `JSON_CHUNK_BYTES` each."""
     size = pc.sum(_lengths(column)).as_py() or 0
-    rows = len(column) if not size else max(1, len(column) * JSON_CHUNK_BYTES // size)
+    rows = max(1, len(column) * JSON_CHUNK_BYTES // max(1, size))
     for start in range(0, len(column), rows):
         yield column[start : start + rows]
 

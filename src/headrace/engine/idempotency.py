@@ -3,8 +3,8 @@
 Only this file decides whether an append was seen before.  Keys are remembered for the topic's
 window, by their XXH3-128 digest, in generations of a quarter window that are dropped whole; at
 most `entries_max` are kept, and a full index refuses rather than forgets.  Producers are
-remembered for as long as the topic.  Both travel in the log entry of the data they guard (the
-*sidecar*), so that they are exactly as durable as the records.
+remembered for as long as the topic, which has room for so many.  Both travel in the log entry of
+the data they guard (the *sidecar*), so that they are exactly as durable as the records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from typing import NamedTuple
 import msgspec
 from xxhash import xxh3_128_digest
 
-from headrace.core.errors import InvalidRequest, ProducerFenced, ProducerGap, Throttled
+from headrace.core.errors import (
+    InvalidRequest,
+    ProducerFenced,
+    ProducerGap,
+    Throttled,
+    TopicFull,
+)
 from headrace.storage.keys import KeyRow
 
 GENERATIONS_PER_WINDOW = 4
@@ -88,6 +94,7 @@ def admit_producer(known: Producer | None, claim: ProducerClaim) -> bool:
         raise InvalidRequest(
             f"producer {claim.id!r} starts epoch {claim.epoch} at sequence {claim.sequence}",
             fix="start a new epoch at sequence 0",
+            detail={"expected": 0, "received": claim.sequence},
         )
     fresh = known is None or claim.epoch > epoch
     last = -1 if fresh or known is None else known.sequence
@@ -100,6 +107,19 @@ def admit_producer(known: Producer | None, claim: ProducerClaim) -> bool:
             detail={"expected": last + 1, "received": claim.sequence},
         )
     return True
+
+
+def refuse_new_producer(topic: str, known: int, most: int) -> None:
+    """Raise unless a topic that knows so many producers has room for one more."""
+    if known < most:
+        return
+    # Not 429: nothing is forgotten, so that the same call never succeeds later by itself.
+    raise TopicFull(
+        f"{topic!r} remembers {known} producers, the most allowed",
+        fix="use the ids that there are, write to another topic, or raise "
+        "HEADRACE_PRODUCERS_PER_TOPIC_MAX",
+        detail={"limit": "producers_per_topic_max", "max": most},
+    )
 
 
 class _TopicKeys:

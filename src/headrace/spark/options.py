@@ -1,13 +1,39 @@
-"""Every option of `format("headrace")`, typed and validated in one place."""
+"""Every option of `format("headrace")`, typed and validated in one place.
+
+The rules it owns: names count without their case; a name that nobody knows, a value that cannot be
+and two options that contradict each other are errors that say what would be right; no message and
+no `repr` has the token.  Messages are whole by themselves, because Spark hands on only their text.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import difflib
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal
 
 import msgspec
 
-EARLIEST = "earliest"
-LATEST = "latest"
+from headrace.client.message import Address
+from headrace.core.errors import ConfigError
+from headrace.core.units import parse_duration_ms
+from headrace.spark import option_table as table
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+# What a map of seqs has for them.
+SEQ_EARLIEST: Final = -2
+SEQ_LATEST: Final = -1
+
+DEFAULT_URL: Final = "http://127.0.0.1:4000"
+VALUE_SHOWN_MAX: Final = 100
+
+_STARTING: Final = ("startingSeqs", "startingTimestamp", "startingSeqsByTimestamp")
+_ENDING: Final = ("endingSeqs", "endingTimestamp", "endingSeqsByTimestamp")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MS: Final = timedelta(milliseconds=1)
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -18,14 +44,32 @@ class Position(msgspec.Struct, frozen=True):
     ts_ms: int | None = None  # of all topics
     ts_by_topic: dict[str, int] = {}
 
+    def floats(self, topic: str) -> bool:
+        """Whether it is at the first record that is left (of a time), and not at a seq."""
+        by_time = self.ts_ms is not None or topic in self.ts_by_topic
+        return by_time or self.word == EARLIEST or self.seqs.get(topic) == SEQ_EARLIEST
+
 
 class Connection(msgspec.Struct, frozen=True):
-    """How to reach the server.  `token` never appears in a message."""
+    """How to reach the server.  `token` never appears in a message.
+
+    >>> Connection("http://127.0.0.1:4000", token="secret")
+    Connection(url='http://127.0.0.1:4000', token=..., ca_file=None, retry_timeout_ms=600000, \
+start_timeout_ms=30000)
+    """
 
     url: str
     token: str | None = None
     ca_file: str | None = None
     retry_timeout_ms: int = 600_000  # for how long a call is tried again
+    start_timeout_ms: int = 30_000  # the same while a query has nothing to lose yet
+
+    def __repr__(self) -> str:
+        token = "None" if self.token is None else "..."
+        return (
+            f"Connection(url={self.url!r}, token={token}, ca_file={self.ca_file!r}, "
+            f"retry_timeout_ms={self.retry_timeout_ms}, start_timeout_ms={self.start_timeout_ms})"
+        )
 
 
 class SourceOptions(msgspec.Struct, frozen=True):
@@ -59,3 +103,307 @@ class SinkOptions(msgspec.Struct, frozen=True):
     write_id: str | None = None
     write_version: int = 0
     create: bool = True
+
+
+def source_options(options: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
+    """What a query reads.  `streaming=None`: it is not known yet whether as a batch or a stream."""
+    uses = {None: table.READS, False: (table.BATCH,), True: (table.STREAM,)}[streaming]
+    given = _Given(options, uses, path="subscribe")
+    topics, pattern = _subscription(given)
+    starting = _position(given, _STARTING, Position(EARLIEST), topics, pattern)
+    ending = _position(given, _ENDING, Position(LATEST), topics, pattern)
+    if streaming is False and (starting.word == LATEST or SEQ_LATEST in starting.seqs.values()):
+        raise ConfigError(
+            "startingSeqs is latest, and a batch that starts there reads nothing",
+            fix=f"use {EARLIEST}, a seq, or a stream",
+        )
+    if ending.word == EARLIEST or SEQ_EARLIEST in ending.seqs.values():
+        raise ConfigError(
+            "endingSeqs is earliest, and a batch that ends there reads nothing",
+            fix=f"use {LATEST}, or a seq",
+        )
+    least, most = given.count("minRecordsPerTrigger"), given.count("maxRecordsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise ConfigError(
+            f"minRecordsPerTrigger is {least}, more than maxRecordsPerTrigger, which is {most}",
+            fix=f"set minRecordsPerTrigger to {most} or less",
+        )
+    if least is None and given.has("maxTriggerDelay"):
+        raise ConfigError(
+            "maxTriggerDelay is set, and nothing waits for it", fix="set minRecordsPerTrigger too"
+        )
+    data_format, data_schema = _data(given)
+    fails: Any = given.word("badRecords", ("fail", "null"), "fail")
+    direct: Any = given.word("direct", ("auto", "true", "false"), "auto")
+    return SourceOptions(
+        connection=_connection(given),
+        topics=topics,
+        pattern=pattern,
+        starting=starting,
+        ending=ending,
+        fail_on_data_loss=given.flag("failOnDataLoss", True),
+        max_records_per_trigger=most,
+        min_records_per_trigger=least,
+        max_trigger_delay_ms=given.duration_ms("maxTriggerDelay", 900_000),
+        min_partitions=given.count("minPartitions"),
+        columns=tuple(name.lower() for name in given.names("columns")),
+        data_format=data_format,
+        data_schema=data_schema,
+        bad_records=fails,
+        direct=direct,
+        push_filters=given.flag("pushFilters", False),
+    )
+
+
+def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+    """Where a query writes."""
+    given = _Given(options, (table.STREAM_SINK if streaming else table.SINK,), path="topic")
+    staged = given.word("mode", ("direct", "staged"), "direct") == "staged"
+    if given.has("stagingTopic") and not staged:
+        raise ConfigError("stagingTopic is set, and mode is direct", fix="set mode to staged")
+    if given.has("writeVersion") and not given.has("writeId"):
+        raise ConfigError(
+            "writeVersion is set without writeId", fix="name the write with writeId too"
+        )
+    return SinkOptions(
+        connection=_connection(given),
+        topic=given.text("topic"),
+        staged=staged,
+        staging_topic=given.text("stagingTopic"),
+        write_id=given.text("writeId"),
+        write_version=given.count("writeVersion", least=0) or 0,
+        create=given.flag("create", True),
+    )
+
+
+class _Given:
+    """The options as they were given, read one by one as what they should be."""
+
+    def __init__(self, options: Mapping[str, str], uses: Collection[str], *, path: str) -> None:
+        self._values: dict[str, str] = {}
+        for name, value in options.items():
+            lower = name.lower()
+            if value is not None and lower not in table.OF_SPARK and lower != "path":
+                _check_name(name, uses)
+                self._values[lower] = str(value).strip()
+        for lower, value in self._values.items():
+            if not value:
+                option = table.BY_LOWER[lower]
+                raise ConfigError(f"{option.name} is empty", fix=f"give {option.values}")
+        self._take_path(options, path)
+
+    def _take_path(self, options: Mapping[str, str], option: str) -> None:
+        """`.load("orders")` and `.save("orders")` name a topic too."""
+        path = next((v for name, v in options.items() if name.lower() == "path" and v), None)
+        if path is None:
+            return
+        if self._values.get(option.lower(), path) != path:
+            raise ConfigError(
+                f"{option} is {self.text(option)!r}, and the path of load or save {path!r}",
+                fix="give one of them",
+            )
+        self._values[option.lower()] = path
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self._values
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name.lower())
+
+    def wrong(self, name: str, why: str = "") -> ConfigError:
+        """The error about the value of an option."""
+        value = self._values[name.lower()]
+        shown = value if len(value) <= VALUE_SHOWN_MAX else value[:VALUE_SHOWN_MAX] + "..."
+        because = f": {why}" if why else ""
+        option = table.BY_LOWER[name.lower()]
+        return ConfigError(f"{name} is {shown!r}{because}", fix=f"give {option.values}")
+
+    def word(self, name: str, words: tuple[str, ...], default: str) -> str:
+        value = self._values.get(name.lower(), default).lower()
+        if value not in words:
+            raise self.wrong(name)
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        return self.word(name, ("true", "false"), str(default).lower()) == "true"
+
+    def count(self, name: str, least: int = 1) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        if not re.fullmatch("[0-9]{1,18}", value) or int(value) < least:
+            raise self.wrong(name)
+        return int(value)
+
+    def duration_ms(self, name: str, default: int) -> int:
+        value = self.text(name)
+        if value is None:
+            return default
+        try:
+            return parse_duration_ms(value)
+        except ValueError:
+            raise self.wrong(name) from None
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """A list with commas, each entry once."""
+        value = self.text(name)
+        if value is None:
+            return ()
+        found = tuple(part.strip() for part in value.split(","))
+        if "" in found:
+            raise self.wrong(name, "a name is empty")
+        twice = next((part for at, part in enumerate(found) if part in found[:at]), None)
+        if twice is not None:
+            raise self.wrong(name, f"{twice!r} is named twice")
+        return found
+
+    def time_ms(self, name: str) -> int:
+        value = self._values[name.lower()]
+        try:
+            return time_ms(int(value) if re.fullmatch("[0-9]{1,15}", value) else value)
+        except ValueError as error:
+            raise self.wrong(name, str(error)) from None
+
+    def map(self, name: str) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(self._values[name.lower()], type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise self.wrong(name, str(error)) from None
+
+
+def _check_name(name: str, uses: Collection[str]) -> None:
+    lower = name.lower()
+    option = table.BY_LOWER.get(lower)
+    if option is not None and not set(uses).isdisjoint(option.uses):
+        return
+    here = {o.name.lower(): o.name for o in table.TABLE if not set(uses).isdisjoint(o.uses)}
+    what = " or ".join(uses)
+    if option is not None:
+        instead = "subscribe" if option.name == "topic" else ""
+        instead = "topic" if option.name == "subscribe" else instead
+        raise ConfigError(
+            f"{option.name} is an option of a {' or a '.join(option.uses)}, and this is a {what}",
+            fix=f"use {instead}" if instead else "leave it out",
+        )
+    known = table.ELSEWHERE.get(lower)
+    if known is not None and known.lower() in here:
+        raise ConfigError(f"there is no option {name!r}", fix=f"here it is {known}")
+    nearest = difflib.get_close_matches(lower, here, n=1, cutoff=0.0)[0]
+    raise ConfigError(
+        f"there is no option {name!r} of a {what}", fix=f"did you mean {here[nearest]}?"
+    )
+
+
+def _subscription(given: _Given) -> tuple[tuple[str, ...], str | None]:
+    topics, pattern = given.names("subscribe"), given.text("subscribePattern")
+    if topics and pattern is not None:
+        raise ConfigError(
+            "both subscribe (or the path of load) and subscribePattern are set",
+            fix="give one of them",
+        )
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise given.wrong("subscribePattern", str(error)) from None
+    elif not topics:
+        raise ConfigError(
+            "no option says which topics to read",
+            fix='set subscribe to topics, separated by commas, or use .load("orders")',
+        )
+    return topics, pattern
+
+
+def _position(
+    given: _Given,
+    names: tuple[str, str, str],
+    default: Position,
+    topics: Collection[str],
+    pattern: str | None,
+) -> Position:
+    """Out of the options `names`: by seq, by one time, by times; at most one of them is set."""
+    present = [name for name in names if given.has(name)]
+    if not present:
+        return default
+    if len(present) > 1:
+        raise ConfigError(f"both {present[0]} and {present[1]} are set", fix="give one of them")
+    name = present[0]
+    if name == names[1]:
+        return Position(ts_ms=given.time_ms(name))
+    if name == names[0]:
+        word: Any = (given.text(name) or "").lower()
+        if word in (EARLIEST, LATEST):
+            return Position(word)
+    found = given.map(name)
+    _check_topics(given, name, found, topics, pattern)
+    if name == names[0]:
+        for topic, seq in found.items():
+            if type(seq) is not int or not SEQ_EARLIEST <= seq < 1 << 63:
+                raise given.wrong(name, f"{topic!r} has no seq of 0 or more, and neither -2 nor -1")
+        return Position(seqs=found)
+    try:
+        return Position(ts_by_topic={topic: time_ms(at) for topic, at in found.items()})
+    except ValueError as error:
+        raise given.wrong(name, str(error)) from None
+
+
+def _check_topics(
+    given: _Given, name: str, found: Iterable[str], topics: Collection[str], pattern: str | None
+) -> None:
+    """Each topic of the map is one that is read."""
+    if not found:
+        raise given.wrong(name, "the map is empty")
+    for topic in found:
+        if pattern is not None and re.fullmatch(pattern, topic) is None:
+            raise given.wrong(name, f"{topic!r} does not match subscribePattern")
+        if pattern is None and topic not in topics:
+            near = difflib.get_close_matches(topic, topics, n=1, cutoff=0.0)[0]
+            raise given.wrong(name, f"{topic!r} is not subscribed; did you mean {near!r}?")
+
+
+def time_ms(value: object) -> int:
+    """Milliseconds since 1970, of a number of them or a time of ISO 8601; the next full one.
+
+    >>> time_ms(5), time_ms("1970-01-01T00:00:01.0001Z"), time_ms("1970-01-02")
+    (5, 1001, 86400000)
+    """
+    if type(value) is int and value >= 0:
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no time")
+    try:
+        at = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is no time") from None
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    if at < _EPOCH:
+        raise ValueError(f"{value!r} is before 1970")
+    return -((_EPOCH - at) // _MS)
+
+
+def _data(given: _Given) -> tuple[Any, str | None]:
+    """The format of `data`, and its fields."""
+    ddl = given.text("schema")
+    if ddl is None:
+        return given.word("dataFormat", ("binary", "json", "variant"), "binary"), None
+    data_format = given.word("dataFormat", ("binary", "json", "variant"), "json")
+    if data_format != "json":
+        raise ConfigError(
+            f"schema is set, and dataFormat is {data_format}",
+            fix="leave dataFormat out: fields are of JSON",
+        )
+    return "typed", ddl
+
+
+def _connection(given: _Given) -> Connection:
+    url = given.text("url") or os.environ.get("HEADRACE_URL") or DEFAULT_URL
+    if not Address.of(url).tls and given.has("caFile"):
+        raise ConfigError(f"caFile is set, and url is {url!r}", fix="use an https:// address")
+    return Connection(
+        url=url,
+        token=given.text("token") or os.environ.get("HEADRACE_TOKEN") or None,
+        ca_file=given.text("caFile"),
+        retry_timeout_ms=given.duration_ms("retryTimeout", 600_000),
+        start_timeout_ms=given.duration_ms("retryTimeout", 30_000),
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,8 +19,8 @@ from pyroaring import BitMap64
 from headrace.storage.block import Block
 from headrace.storage.segment import Column
 from headrace.storage.segment_blocks import Piece, batch_of_blocks, column_of_block
-from headrace.storage.segment_columns import fixed_bytes
-from headrace.storage.segment_reader import Run, Segment
+from headrace.storage.segment_columns import FIXED_WIDTHS
+from headrace.storage.segment_reader import Run
 
 # Signed, because few programs have unsigned columns; no seq comes near the sign.
 _FIELDS: list[pa.Field[Any]] = [
@@ -34,8 +34,16 @@ _FIELDS: list[pa.Field[Any]] = [
 ]
 PAGE_SCHEMA = pa.schema(_FIELDS)
 OPTIONAL = ("tag", "node", "meta")
+COLUMNS = frozenset(PAGE_SCHEMA.names)
 # From so many rows of a block on, they are a batch of their own, which needs no copy.
 LONG_ROWS_MIN = 256
+
+
+class Source(Protocol):
+    """Where verified bytes come from: a `Segment`, or what was fetched of one."""
+
+    def read(self, offset: int, length: int, wait: bool = True) -> bytes | memoryview: ...
+    def buffer(self, group: int, column: str, number: int) -> tuple[int, int]: ...
 
 
 def columns_of_blocks(pieces: Sequence[Piece]) -> list[pa.RecordBatch]:
@@ -44,13 +52,13 @@ def columns_of_blocks(pieces: Sequence[Piece]) -> list[pa.RecordBatch]:
     for long, group in groupby(pieces, key=lambda piece: piece[3] - piece[2] >= LONG_ROWS_MIN):
         if long:
             batches += [
-                _page(_columns_of_block(*piece[1:]), piece[3] - piece[2]) for piece in group
+                page_of(_columns_of_block(*piece[1:]), piece[3] - piece[2]) for piece in group
             ]
             continue
         batch = batch_of_blocks(list(group))
         columns: dict[str, Column] = dict(zip(batch.schema.names, batch.columns, strict=True))
         columns["data"] = columns["data"].cast(pa.binary())
-        batches.append(_page(columns, batch.num_rows))
+        batches.append(page_of(columns, batch.num_rows))
     return batches
 
 
@@ -80,7 +88,8 @@ def columns_of_run(run: Run, start: int, stop: int, wait: bool = True) -> list[p
     """Rows `start` to `stop` (exclusive) of a run: a batch for each row group they lie in."""
     batches = []
     for group, a, b in run.pieces(start, stop):
-        batches.append(_page(_columns_of_group(run, group, a, b, start, wait), b - a))
+        columns = columns_of_group(run, group, a, b, start, run.segment, COLUMNS, wait)
+        batches.append(page_of(columns, b - a))
         start += b - a
     return batches
 
@@ -111,64 +120,85 @@ def payload_bytes(batch: pa.RecordBatch) -> int:
     return total
 
 
-def _page(columns: dict[str, Column], count: int) -> pa.RecordBatch:
+def page_of(
+    columns: dict[str, Column], count: int, schema: pa.Schema = PAGE_SCHEMA
+) -> pa.RecordBatch:
     """What the schema says, out of columns of the same widths."""
     arrays = []
-    for field in PAGE_SCHEMA:
+    for field in schema:
         column = columns.get(field.name)
         if column is None:
             column = pa.nulls(count, field.type)
         arrays.append(column if column.type == field.type else column.view(field.type))
-    return pa.RecordBatch.from_arrays(arrays, schema=PAGE_SCHEMA)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _columns_of_group(
-    run: Run, group: int, a: int, b: int, start: int, wait: bool
+def columns_of_group(
+    run: Run,
+    group: int,
+    a: int,
+    b: int,
+    start: int,
+    source: Source,
+    names: Collection[str],
+    wait: bool = True,
 ) -> dict[str, Column]:
-    """Rows `a` to `b` of one row group; `start` is the run's number of its row `a`."""
-    segment, count = run.segment, b - a
-    if run.dense:
-        first = run.first_seq + start
-        seqs = pa.arange(first, first + count)  # type: ignore[attr-defined]
-    else:
-        seqs = _numbers(pa.int64(), fixed_bytes(segment, group, "seq", a, b, wait))
-    columns: dict[str, Column] = {
-        "seq": seqs,
-        "ts": _numbers(pa.int64(), fixed_bytes(segment, group, "ts", a, b, wait)),
-        "kind": _numbers(pa.int8(), fixed_bytes(segment, group, "kind", a, b, wait)),
-        "data": _values(segment, group, "data", pa.binary(), a, b, wait),
-    }
-    for name in OPTIONAL:
-        if name in segment.columns() and (name != "tag" or run.has_tags):
-            kind = PAGE_SCHEMA.field(name).type
-            columns[name] = _values(segment, group, name, kind, a, b, wait)
+    """These columns of rows `a` to `b` of one row group; `start` is the run's number of row `a`.
+
+    A column that the file does not have is left out.
+    """
+    columns: dict[str, Column] = {}
+    for name in names:
+        kind = PAGE_SCHEMA.field(name).type
+        if name == "seq" and run.dense:
+            first = run.first_seq + start
+            columns[name] = pa.arange(first, first + b - a)  # type: ignore[attr-defined]
+        elif name in FIXED_WIDTHS:
+            width = FIXED_WIDTHS[name]
+            at, _ = source.buffer(group, name, 1)
+            raw = source.read(at + width * a, width * (b - a), wait)
+            columns[name] = _numbers(kind if name == "kind" else pa.int64(), raw)
+        elif has_column(run, name):
+            columns[name] = _values(source, group, name, kind, a, b, wait)
     return columns
 
 
-def _numbers(kind: pa.DataType, raw: bytes) -> Column:
+def has_column(run: Run, name: str) -> bool:
+    """Whether any row of the run can have a value there."""
+    if name not in OPTIONAL:
+        return True
+    return name in run.segment.columns() and (name != "tag" or run.has_tags)
+
+
+def _numbers(kind: pa.DataType, raw: bytes | memoryview) -> Column:
     return pa.Array.from_buffers(kind, len(raw) * 8 // kind.bit_width, [None, pa.py_buffer(raw)])
 
 
 def _values(
-    segment: Segment, group: int, name: str, kind: pa.DataType, a: int, b: int, wait: bool
+    source: Source, group: int, name: str, kind: pa.DataType, a: int, b: int, wait: bool
 ) -> Column:
     """A column of values of any length, nulls included."""
     skipped = a % 8  # null bits are read by the byte, so that the rows before come along
     a -= skipped
     bits = None
-    at, length = segment.buffer(group, name, 0)
+    at, length = source.buffer(group, name, 0)
     if length:
-        bits = pa.py_buffer(segment.read(at + a // 8, (b + 7) // 8 - a // 8, wait))
-    width = 8 if name == "data" else 4
-    at, _ = segment.buffer(group, name, 1)
-    raw = segment.read(at + width * a, width * (b - a + 1), wait)
+        bits = pa.py_buffer(source.read(at + a // 8, (b + 7) // 8 - a // 8, wait))
+    width = offset_width(name)
+    at, _ = source.buffer(group, name, 1)
+    raw = source.read(at + width * a, width * (b - a + 1), wait)
     ends = _numbers(pa.int64() if width == 8 else pa.int32(), raw)
     low, high = ends[0].as_py(), ends[-1].as_py()
     if low:
         ends = pc.subtract(ends, ends[0])
     if width == 8:
         ends = ends.cast(pa.int32())
-    at, _ = segment.buffer(group, name, 2)
-    values = pa.py_buffer(segment.read(at + low, high - low, wait))
+    at, _ = source.buffer(group, name, 2)
+    values = pa.py_buffer(source.read(at + low, high - low, wait))
     buffers = [bits, ends.buffers()[1], values]
     return pa.Array.from_buffers(kind, b - a - skipped, buffers, offset=skipped)
+
+
+def offset_width(name: str) -> int:
+    """Bytes of one offset into the values of a column."""
+    return 8 if name == "data" else 4

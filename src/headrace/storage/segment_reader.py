@@ -196,14 +196,14 @@ class Segment:
             stop = at + 1
             while stop < len(found) and found[stop] is None:
                 stop += 1
-            view = memoryview(self._fetch(first + at, first + stop, wait))
+            view = memoryview(self.fetch(first + at, first + stop, wait))
             fetched = [bytes(view[i : i + BLOCK_BYTES]) for i in range(0, len(view), BLOCK_BYTES)]
             self._cache.put(self.meta.file_id, first + at, fetched)
             found[at:stop] = fetched
             at = stop
         return found
 
-    def _fetch(self, first: int, stop: int, wait: bool) -> bytes:
+    def fetch(self, first: int, stop: int, wait: bool) -> bytes:
         """Blocks `first` to `stop` (exclusive) from the file, verified, not cached."""
         index = self.index(wait)
         offset = first * BLOCK_BYTES
@@ -218,7 +218,7 @@ class Segment:
         """Read and check every byte of the file, none of it from the cache."""
         blocks = len(self._load(wait=True).hashes)
         for first in range(0, blocks, VERIFY_BLOCKS):
-            self._fetch(first, min(first + VERIFY_BLOCKS, blocks), wait=True)
+            self.fetch(first, min(first + VERIFY_BLOCKS, blocks), wait=True)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The whole file, row group by row group, past the cache; for merges and tools."""
@@ -229,7 +229,7 @@ class Segment:
             first = offset // BLOCK_BYTES
             stop = (offset + length - 1) // BLOCK_BYTES + 1
             at = offset - first * BLOCK_BYTES
-            view = memoryview(self._fetch(first, stop, wait=True))[at : at + length]
+            view = memoryview(self.fetch(first, stop, wait=True))[at : at + length]
             batch = pa.ipc.read_record_batch(pa.py_buffer(view), schema)
             rows = index.group_first_rows[group + 1] - index.group_first_rows[group]
             assert batch.num_rows == rows, (batch.num_rows, rows)

@@ -131,6 +131,7 @@ class TopicsApi:
             "bytes": info.bytes,
             "durable": info.config.durable,
             "effective_priority": info.effective_priority,
+            "epoch": info.epoch,
         }
 
     def _page_size(self, text: str) -> int:

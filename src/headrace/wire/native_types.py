@@ -185,6 +185,7 @@ class ListedTopic(msgspec.Struct):
     bytes: int
     durable: bool
     effective_priority: int
+    epoch: int
 
 
 class ListAnswer(msgspec.Struct):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.data import BAR_CELLS, ProgressBar
 from headrace.cli.main import main
+from headrace.cli.progress import BAR_CELLS, ProgressBar
 from headrace.core.clock import ManualClock
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine

@@ -28,6 +28,14 @@ def test_a_flag_beats_a_variable_beats_the_file_beats_the_default() -> None:
     assert origins.keys() == config.RULES.keys()
 
 
+def test_variables_of_those_who_call_a_server_are_known_and_left_alone() -> None:
+    environ = dict.fromkeys(config.CLIENT_VARIABLES, "x")
+    assert {"HEADRACE_URL", "HEADRACE_TOKEN"} < environ.keys()
+    assert load({}, environ).settings == Settings()
+    with pytest.raises(ConfigError, match="did you mean HEADRACE_TOKEN"):
+        load({}, {"HEADRACE_TOKENS": "x"})
+
+
 def test_nothing_given_is_all_defaults() -> None:
     assert load({}, {}).settings == Settings()
     assert Settings().memory_budget_bytes == 512 * MIB

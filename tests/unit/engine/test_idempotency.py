@@ -14,6 +14,7 @@ from headrace.core.errors import (
     ProducerFenced,
     ProducerGap,
     Throttled,
+    TopicFull,
     TopicNotFound,
 )
 from headrace.engine.engine import Engine
@@ -249,6 +250,32 @@ def test_producers_are_remembered_for_as_long_as_the_topic(
         assert engine.append("t", [9], producer=ProducerClaim("p", 0, 4)).error is not None
         assert engine.append("t", [9], producer=ProducerClaim("other", 2, 1)).error is not None
     assert data(engine) == [b"0", b"1", b"2", b"9"]
+
+
+def test_a_topic_remembers_only_so_many_producers(start: Start, again: Start) -> None:
+    engine = start(producers_per_topic_max=2)
+    for who in ("a", "b"):
+        engine.append("t", [who], producer=ProducerClaim(who, 0, 0)).result()
+    refused = engine.append("t", ["c"], producer=ProducerClaim("c", 0, 0)).error
+    assert isinstance(refused, TopicFull) and refused.fix
+    assert refused.detail == {"limit": "producers_per_topic_max", "max": 2}
+    # Those that are known go on, others have a topic of their own, and a repeat is still known.
+    assert engine.append("t", [1], producer=ProducerClaim("a", 1, 0)).result().first_seq == 3
+    assert engine.append("u", [1], producer=ProducerClaim("c", 0, 0)).result().first_seq == 1
+    engine = again(engine)
+    assert engine.append("t", [1], producer=ProducerClaim("a", 1, 0)).result().deduped
+    assert engine.append("t", [2]).result().first_seq == 4
+
+
+def test_the_bound_on_producers_counts_those_in_flight(start: Start) -> None:
+    engine = start(producers_per_topic_max=3)
+    engine.put_topic("t").result()
+    engine.put_topic("u").result()
+    elsewhere = [engine.append("u", [n], producer=ProducerClaim(f"p{n}", 0, 0)) for n in range(3)]
+    here = [engine.append("t", [n], producer=ProducerClaim(f"p{n}", 0, 0)) for n in range(5)]
+    engine.runtime.run()  # type: ignore[attr-defined]
+    assert [ticket.error for ticket in elsewhere] == [None] * 3
+    assert [ticket.error is None for ticket in here] == [True, True, True, False, False]
 
 
 def test_a_refused_append_does_not_advance_its_producer(engine: Engine) -> None:

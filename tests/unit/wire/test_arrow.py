@@ -305,6 +305,8 @@ def test_a_meta_of_null_is_none(lab) -> None:
         lab.append({"data": ["1"] * 4, "meta": pa.array(metas, pa.utf8()).cast(kind)})
     assert lab.diff()["meta"].to_pylist() == [None, None, b"{}", b"[1]"] * 3
     assert "meta" not in lab.diff_json()["records"][0]
+    lab.append({"data": ["1"], "meta": pa.array([None], pa.utf8())})
+    assert lab.diff()["meta"].to_pylist()[-1] is None
 
 
 def test_restart_after_an_arrow_append(labs) -> None:

@@ -21,7 +21,10 @@ from headrace.client.models import (
     Appended,
     ArrowPage,
     Health,
+    Manifest,
     Page,
+    Pin,
+    PinReleased,
     Producer,
     Put,
     Ready,
@@ -34,6 +37,7 @@ from headrace.client.models import (
     TopicSummary,
 )
 from headrace.client.retry import left_ms, next_pause, retry_after_ms
+from headrace.client.tls import context
 from headrace.core.clock import NS_PER_MS, SystemClock, SystemRandom
 from headrace.core.errors import HeadraceError, Unreachable
 
@@ -50,9 +54,9 @@ FOLLOW_LIMIT: Final = 1_000
 class AsyncClient:
     """A client of one server, for asyncio.
 
-    `token` is an API key.  `tls` replaces the default TLS context of an https address, as
-    `ssl.create_default_context(cafile="ca.pem")` does for a private authority.  An attempt
-    may take `timeout_ms`; a call that failed and may be repeated is, while `deadline_ms` have not
+    `token` is an API key.  `tls` replaces the default TLS context of an https address; the name of
+    a PEM file, such as "ca.pem", stands for one that trusts those authorities.  An attempt may take
+    `timeout_ms`; a call that failed and may be repeated is, while `deadline_ms` have not
     passed.  An append without a key or a producer gets a random key, so that a repeat is stored
     once; with `random_keys=False` it does not, and is not repeated when its outcome is unknown.
 
@@ -73,18 +77,16 @@ class AsyncClient:
         url: str,
         *,
         token: str | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: ssl.SSLContext | str | None = None,
         timeout_ms: int = TIMEOUT_MS,
         deadline_ms: int = DEADLINE_MS,
         connections_max: int = CONNECTIONS_MAX,
         random_keys: bool = True,
     ) -> None:
         address = Address.of(url)
-        if address.tls and tls is None:
-            tls = ssl.create_default_context()
         self._prefix = address.prefix
         self._heads = Heads(address.authority, token)
-        self._pool = AsyncPool(address, tls if address.tls else None, connections_max)
+        self._pool = AsyncPool(address, context(tls) if address.tls else None, connections_max)
         self._timeout_ms = timeout_ms
         self._deadline_ms = deadline_ms
         self._random_keys = random_keys
@@ -144,13 +146,22 @@ class AsyncClient:
         *,
         idempotency_key: str | None = None,
         producer: Producer | None = None,
+        expected_head_seq: int | None = None,
+        create: bool | None = None,
     ) -> Appended:
         """Append rows: a column `data`, and optionally `tag`, `node`, `meta`.
 
-        A `binary` column of data is stored as bytes, a `string` column must be JSON.
+        A `binary` column of data is stored as bytes, a `string` column must be JSON.  With
+        `create=False` a topic that is not there is an error.
         """
-        key = self._key(idempotency_key, producer)
-        call = calls.append_arrow(topic, data, key=key, producer=producer)
+        call = calls.append_arrow(
+            topic,
+            data,
+            key=self._key(idempotency_key, producer),
+            producer=producer,
+            expected_head_seq=expected_head_seq,
+            create=create,
+        )
         return value(await self._send(call), Appended)
 
     async def diff(
@@ -291,9 +302,17 @@ class AsyncClient:
         """Delete a topic with all it holds; one that is not there is no error."""
         return value(await self._send(calls.delete_topic(topic, if_empty)), TopicDeleted)
 
-    async def segments(self, topic: str) -> dict[str, Any]:
+    async def segments(self, topic: str) -> Manifest:
         """The manifest of a topic: its sealed files, and where the rest begins."""
-        return value(await self._send(calls.segments(topic)), dict[str, Any])
+        return value(await self._send(calls.segments(topic)), Manifest)
+
+    async def renew_pin(self, topic: str, pin: str) -> Pin:
+        """Keep the files of a manifest for another while.  Tried once: a reader can do without."""
+        return value(await self._send(calls.pin("POST", topic, pin), deadline_ms=0), Pin)
+
+    async def release_pin(self, topic: str, pin: str) -> PinReleased:
+        """The files of a manifest may go.  Tried once: a pin that stays lapses by itself."""
+        return value(await self._send(calls.pin("DELETE", topic, pin), deadline_ms=0), PinReleased)
 
     async def health(self) -> Health:
         """Whether the process answers."""

@@ -1,0 +1,74 @@
+"""The figures of reading and writing by Spark, with their goals; `figures.py` adds them."""
+
+from __future__ import annotations
+
+from bench.goals import Figure, Goal, at_least, at_most
+from bench.goals import figures_of as _case
+
+
+def _scan(name: str, about: str, goal: Goal | None = None) -> list[Figure]:
+    return _case(
+        "spark_scan",
+        (name, "rows/s", f"{about}: wall clock", goal),
+        (f"{name}_cpu", "rows/CPU s", f"{about}: CPU of Java and Python", None),
+    )
+
+
+def _serving(name: str, about: str, goal: Goal | None = None) -> list[Figure]:
+    return _case(
+        "spark_serving",
+        (f"{name}_cpu", "µs", f"{about}: server CPU an append", goal),
+        (f"{name}_p50", "ms", f"{about}: p50", None),
+        (f"{name}_p99", "ms", f"{about}: p99", None),
+        (f"{name}_rate", "requests/s", f"{about}: wall clock", None),
+    )
+
+
+_SEALED = "3 M sealed records of 142 B"
+_APPENDS = "1 x 256 B, 64 connections"
+
+SPARK_FIGURES: tuple[Figure, ...] = (
+    *_scan("spark_scan", f"(seq, data) of {_SEALED}", at_least(1_300_000)),
+    *_scan("spark_scan_bare", "a bare Arrow source over the same files"),
+    *_case(
+        "spark_scan",
+        (
+            "spark_scan_ratio", "x", "ours to the bare one, best rounds",
+            Goal(False, lambda _: 0.85, ">= 0.85"),
+        ),
+        ("spark_scan_range", "s", "1 % of them by startingSeqs and endingSeqs", at_most(1.5)),
+        ("spark_scan_range_filter", "s", "the same by a filter on seq, pushed down", at_most(1.5)),
+    ),
+    *_scan("spark_scan_lines", "Spark's own source, JSON lines"),
+    *_scan("spark_scan_parquet", "Spark's own source, Parquet zstd"),
+    *_case(
+        "spark_sink",
+        ("spark_sink", "rows/s", "2 M ready strings of 142 B, class disk", at_least(500_000)),
+        ("spark_sink_cpu", "rows/CPU s", "the same, CPU of Java and Python", None),
+        ("spark_sink_server_cpu", "µs", "the same, server CPU a row, sealing included", None),
+        ("spark_sink_bare", "rows/s", "the same rows into an Arrow writer that drops them", None),
+        ("spark_sink_bare_cpu", "rows/CPU s", "the same, CPU of Java and Python", None),
+    ),
+    *_case(
+        "spark_batch_latency",
+        ("spark_batch_latency", "ms", "append to readable through a query: p50", at_most(400)),
+        ("spark_batch_latency_p99", "ms", "the same, p99", None),
+        ("spark_batch_latency_next", "ms", "the next append as soon as one is there: p50", None),
+        ("spark_batch_latency_add", "ms", "of a batch, running its tasks: p50", None),
+        ("spark_batch_latency_offset", "ms", "of a batch, asking for the head: p50", None),
+        ("spark_batch_latency_plan", "ms", "of a batch, planning: p50", None),
+        ("spark_batch_latency_log", "ms", "of a batch, Spark's own logs: p50", None),
+    ),
+    *_serving("spark_serving_alone", f"{_APPENDS}, no scan"),
+    *_serving(
+        "spark_serving_scan", f"{_APPENDS}, beside a scan",
+        Goal(True, lambda v: 1.15 * v["spark_serving_alone_cpu"], "<= 1.15 x alone"),
+    ),
+    *_serving("spark_serving_bare", f"{_APPENDS}, beside a scan by the bare source"),
+    *_case(
+        "spark_serving",
+        ("spark_serving_rows", "rows/s", "what the scan read meanwhile, on one core", None),
+        ("spark_serving_http_records", "records", "historical records over HTTP", at_most(0)),
+        ("spark_serving_requests", "requests", "what one scan asks of the server", None),
+    ),
+)  # fmt: skip

@@ -1,0 +1,20 @@
+"""Whom a client trusts: a TLS context out of what its caller gave, or the machine's own choice."""
+
+from __future__ import annotations
+
+import ssl
+
+from headrace.core.errors import InvalidRequest
+
+
+def context(tls: ssl.SSLContext | str | None) -> ssl.SSLContext:
+    """`tls` itself, or one that trusts the authorities of the PEM file of that name."""
+    if isinstance(tls, ssl.SSLContext):
+        return tls
+    try:
+        return ssl.create_default_context(cafile=tls)
+    except OSError as error:  # ssl.SSLError is one
+        raise InvalidRequest(
+            f"{tls!r} is not a file of certificates: {error.strerror or error}",
+            fix="name a PEM file with the certificates of the authorities to trust",
+        ) from None

@@ -1,0 +1,1 @@
+"""Reading topics by Spark: where to read, cutting that into tasks, and the rows themselves."""

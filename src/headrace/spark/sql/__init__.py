@@ -1,0 +1,1 @@
+"""Topics as tables: what a statement sees, needs and says when it goes wrong."""

@@ -1,0 +1,1 @@
+"""Writing topics by Spark: rows cut into chunks, and each of them stored once."""
