@@ -34,7 +34,10 @@ BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = "\x1e"
 SECONDS_MAX = 120
 # What differs from run to run, by its JSON key.
-VARIES = {"performance", "$ts", "last_write_ts", "last_read_ts", "uptime_ms", "wid", "stream_url"}
+VARIES = {
+    "performance", "$ts", "last_write_ts", "last_read_ts", "uptime_ms", "wid", "stream_url",
+    "lease_id", "deadline", "deadlines",
+}  # fmt: skip
 PUBLIC_ADDRESS = re.compile(r"(?:localhost|127\.0\.0\.1):4000")
 
 

@@ -223,6 +223,7 @@ class World:
         self.server = compose(self.settings, self.engine, KeyRing.parse(self.settings.api_keys))
         self.server.app.go_live()
         self.ask("POST", "/v0/topics/t", b'{"records":[{"data":1,"tag":"x"},{"data":2}]}')
+        self.ask("POST", "/v0/topics/q", b'{"records":[{"data":1}],"config":{"type":"queue"}}')
 
     def __enter__(self) -> World:
         return self

@@ -13,9 +13,12 @@ from headrace.client import AsyncClient, Client, Draft, Producer, Record, Tombst
 from headrace.core.errors import (
     HeadMismatch,
     InvalidRequest,
+    NotAQueue,
     NotFound,
     ProducerFenced,
     ProducerGap,
+    RouterCycle,
+    RouterNotFound,
     TopicFull,
     TopicNotEmpty,
     TopicNotFound,
@@ -225,6 +228,37 @@ def test_bad_arrow_is_refused(client, topic) -> None:
         client.topic(topic)
 
 
+def test_routers(client, topic) -> None:
+    a, b, name = f"{topic}-a", f"{topic}-b", f"{topic}-a->{topic}-b"
+    client.append(a, [Draft(1, tag="x1"), Draft(2, tag="y"), Draft(3, tag="x3")])
+    put = client.put_router(name, a, b, filter=("tag", "Glob", "x*"), backfill=1)
+    assert (put.router, put.created, put.source, put.dest) == (name, True, a, b)
+    assert (put.filter, put.guarantee) == (["tag", "Glob", "x*"], "at_least_once")
+    assert [record.data for record in client.diff(b).records] == [3]
+    found = client.router(name)
+    assert (found.forwarded_total, found.filter, found.preserve_tag) == (1, put.filter, True)
+    again = client.put_router(name, a, b, preserve_tag=False, guarantee="exactly_once")
+    assert (again.created, again.preserve_tag, again.filter) == (False, False, None)
+    for n in range(3):
+        client.put_router(f"{topic}:{n}", a, f"{topic}-{n}")
+    assert [router.router for router in client.routers(f"{topic}:")] == [
+        f"{topic}:{n}" for n in range(3)
+    ]
+    assert [router.guarantee for router in client.routers(source=a, dest=b)] == ["exactly_once"]
+    page = client.routers_page(topic, source=a, page_size=3)
+    assert (len(page.routers), page.next_cursor is None) == (3, False)
+    rest = client.routers_page(topic, source=a, cursor=page.next_cursor)
+    assert (len(rest.routers), rest.next_cursor) == (1, None)
+    with pytest.raises(RouterCycle) as caught:
+        client.put_router(f"{topic}-back", b, a)
+    assert caught.value.detail["cycle"] == [b, a, b]
+    assert client.delete_router(name).deleted is True
+    assert client.delete_router(name).deleted is False
+    with pytest.raises(RouterNotFound):
+        client.router(name)
+    assert client.delete_topic(a).routers_removed == [f"{topic}:{n}" for n in range(3)]
+
+
 def test_the_manifest(client, topic) -> None:
     client.append(topic, [1, 2, 3])
     manifest = client.segments(topic)
@@ -285,3 +319,49 @@ def test_a_restart_in_the_middle(servers, tmp_path) -> None:
         writer.join()
         found = [record.data for record in client.follow("t", to_head=True)]
     assert found == list(range(200))
+
+
+def test_queues(client, topic) -> None:
+    dead = f"{topic}-dead"
+    client.put_topic(topic, {"type": "queue", "max_deliveries": 2, "dead_letter": dead})
+    client.append(topic, [Draft({"n": 1}, tag="a", meta={"m": 1}), {"n": 2}, {"n": 3}, {"n": 4}])
+    claimed = client.claim(topic, "w", 3, lease_ms=60_000)
+    first, second, third = claimed.jobs
+    assert (claimed.ready, first.seq, first.data, first.tag) == (1, 1, {"n": 1}, "a")
+    assert (first.meta, first.deliveries, first.lease_id[:6]) == ({"m": 1}, 1, "lease_")
+    assert client.topic(topic).queue.in_flight == 3
+    extended = client.extend(topic, "w", [first, second], 600_000)
+    assert (extended.extended, sorted(extended.deadlines)) == (2, [1, 2])
+    assert extended.deadlines[1] > first.deadline
+    assert client.ack(topic, "other", [first]).skipped == [1]
+    acked = client.ack(topic, "w", [second, 9])
+    assert (acked.acked, acked.skipped, acked.ready, acked.in_flight) == (1, [9], 1, 2)
+    nacked = client.nack(topic, "w", [first, 3])
+    assert (nacked.nacked, nacked.ready, nacked.in_flight) == (2, 3, 0)
+    assert client.ack(topic, "w", [third]).skipped == [3]
+    assert [job.deliveries for job in client.claim(topic, "w", 2).jobs] == [2, 2]
+    # The lease that has been given back is another one, though the node holds the job again.
+    assert client.ack(topic, "w", [third]).skipped == [3]
+    assert client.nack(topic, "w", [1, 3]).nacked == 2
+    assert [job.seq for job in client.claim(topic, "w", 5).jobs] == [4]
+    assert client.topic(topic).queue.dead_lettered == 2
+    redriven = client.redrive(dead, match="a", meta={"m": 1}, to=topic, limit=1)
+    assert (redriven.moved, redriven.next_from_seq, redriven.done) == (1, 1, False)
+    assert client.redrive(dead, from_seq=redriven.next_from_seq).moved == 1
+    assert [job.data for job in client.claim(topic, "w", 5).jobs] == [{"n": 1}, {"n": 3}]
+    assert client.nack(topic, "w", [4], delay_ms=600_000).ready == 0
+    with pytest.raises(NotAQueue):
+        client.claim(dead, "w")
+
+
+def test_queues_with_asyncio(server, topic) -> None:
+    async def main() -> list[int]:
+        async with AsyncClient(server.url) as client:
+            await client.put_topic(topic, {"type": "queue"})
+            await client.append(topic, list(range(40)))
+            claims = [client.claim(topic, f"w{n}", 10) for n in range(4)]
+            claimed = await asyncio.gather(*claims)
+            acks = [client.ack(topic, f"w{n}", claimed[n].jobs) for n in range(4)]
+            return [acked.acked for acked in await asyncio.gather(*acks)]
+
+    assert asyncio.run(main()) == [10, 10, 10, 10]

@@ -7,6 +7,7 @@ document says; what the document allows is taken, and what it forbids refused.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from schemathesis import engine
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events
 
+from headrace.core.limits import claims_per_request_max
 from headrace.testing.process import ServerProcess
 from headrace.wire.native_topics import write_cursor
 from headrace.wire.watch_ids import Position, encode_id
@@ -33,6 +35,8 @@ REQUEST_SECONDS_MAX = 20
 LIST_CURSOR = write_cursor("orders")
 WATCH_CURSOR = encode_id([Position("orders", 1, 0)]).decode()
 UNKNOWN_WID = "wid_" + "A" * 22
+LEASE_ID = re.compile("lease_[0-9a-fA-F]{1,16}", re.ASCII)
+UNKNOWN_QUEUE = "a-queue-that-nobody-makes"
 
 OPERATIONS = [
     # A request that is no WebSocket handshake is refused, and the document has no word for those.
@@ -73,11 +77,32 @@ def whole(value: Any) -> Any:
     return value
 
 
+def one_for_each(ids: Any, seqs: Any) -> Any:
+    """Good lease ids, as many as there are seqs; a schema cannot say that."""
+    good = isinstance(ids, list) and all(id == "" or LEASE_ID.fullmatch(str(id)) for id in ids)
+    if not good or not isinstance(seqs, list) or len(ids) > claims_per_request_max:
+        return ids
+    return (ids + [""] * len(seqs))[: len(seqs)]
+
+
+def fit_router(body: dict[str, Any]) -> None:
+    """Two topics, and a start that its source has."""
+    if isinstance(body["source"], str) and body["source"] == body.get("dest"):
+        body["dest"] = "another-topic"
+    backfill = body.get("backfill")
+    if isinstance(backfill, int) and backfill > 0:
+        body["backfill"] = True
+
+
 @schemathesis.hook
 def before_call(context: object, case: Any, kwargs: object) -> None:
     """A stream has no end, and tests of its own."""
     if "wid" in (case.path_parameters or {}):
         case.path_parameters["wid"] = UNKNOWN_WID
+    if case.operation.path.endswith("/work"):
+        case.path_parameters["topic"] = UNKNOWN_QUEUE
+    if isinstance(case.body, dict) and "lease_ids" in case.body:
+        case.body["lease_ids"] = one_for_each(case.body["lease_ids"], case.body.get("seqs"))
 
 
 def adapt(schema: Any) -> None:
@@ -88,6 +113,8 @@ def adapt(schema: Any) -> None:
         body = whole(body)
         if isinstance(body, dict) and isinstance(body.get("cursor"), str):
             body["cursor"] = WATCH_CURSOR
+        if isinstance(body, dict) and "source" in body:
+            fit_router(body)
         return body
 
     @schema.hook

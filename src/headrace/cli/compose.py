@@ -26,6 +26,8 @@ from headrace.wire.metrics_process import ProcessWatch, watch_process
 from headrace.wire.native import TOPICS
 from headrace.wire.native_live import LiveApi
 from headrace.wire.native_probes import Probes
+from headrace.wire.native_queue import queue_routes
+from headrace.wire.native_routers import RoutersApi
 from headrace.wire.native_routes import NativeApi
 from headrace.wire.native_segments import SegmentsApi
 from headrace.wire.pressure import ResponseMemory
@@ -84,6 +86,8 @@ def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
     table = RouteTable(
         [
             *native.routes(),
+            *queue_routes(engine, metrics, memory),
+            *RoutersApi(engine, settings).routes(),
             *SegmentsApi(engine, settings).routes(),
             *live.routes(),
             *probes.routes(),

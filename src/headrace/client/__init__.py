@@ -9,6 +9,8 @@ pyarrow is imported by the calls that speak Arrow, and asyncio by who asks for `
 from typing import TYPE_CHECKING
 
 from headrace.client._sync.client import Client as Client
+from headrace.client.job_models import Claimed as Claimed
+from headrace.client.job_models import Job as Job
 from headrace.client.message import Response as Response
 from headrace.client.models import Appended as Appended
 from headrace.client.models import ArrowPage as ArrowPage
@@ -26,8 +28,10 @@ __all__ = [
     "Appended",
     "ArrowPage",
     "AsyncClient",
+    "Claimed",
     "Client",
     "Draft",
+    "Job",
     "Page",
     "Producer",
     "Record",

@@ -1,8 +1,8 @@
 """Every call of the client as a request: pure functions from arguments to bytes.
 
 Only this file knows paths, query parameters and request headers of the native API, and which calls
-may be repeated when nobody knows whether they were done: those that read, and appends that carry a
-key or a producer's number.  Nothing here waits or speaks to anybody.
+may be repeated when nobody knows whether they were done: those that read, appends that carry a key
+or a producer's number, and extends of leases.  Nothing here waits or speaks to anybody.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from headrace.client.job_models import ClaimBody, HeldBody, Job, RedriveBody
 from headrace.client.models import (
     CONFIG_FIELDS,
     AppendBody,
@@ -21,6 +22,7 @@ from headrace.client.models import (
     DiffBody,
     Draft,
     Producer,
+    RouterBody,
     Tombstone,
 )
 from headrace.core.clock import Random
@@ -227,6 +229,80 @@ def topics(prefix: str, page_size: int | None, cursor: str | None) -> Call:
 
 def delete_topic(topic: str, if_empty: bool) -> Call:
     return Call("DELETE", _path(topic, "?if_empty=true" if if_empty else ""), False)
+
+
+def _router_path(router: str) -> str:
+    return f"/v0/routers/{quote(router, safe='')}"
+
+
+def put_router(router: str, body: RouterBody) -> Call:
+    """
+    >>> call = put_router("a->b", RouterBody("a", "b", backfill=True))
+    >>> call.target, call.body
+    ('/v0/routers/a-%3Eb', b'{"source":"a","dest":"b","backfill":true}')
+    """
+    return Call("PUT", _router_path(router), False, JSON_BODY, _encode(body))
+
+
+def router(router: str) -> Call:
+    return Call("GET", _router_path(router), True)
+
+
+def routers(
+    prefix: str, source: str | None, dest: str | None, page_size: int | None, cursor: str | None
+) -> Call:
+    query = _query(
+        prefix=prefix or None, source=source, dest=dest, page_size=page_size, cursor=cursor
+    )
+    return Call("GET", f"/v0/routers{query}", True)
+
+
+def delete_router(router: str) -> Call:
+    return Call("DELETE", _router_path(router), False)
+
+
+def claim(topic: str, node: str, count: int, lease_ms: int | None) -> Call:
+    body = _encode(ClaimBody(node, count, lease_ms))
+    return Call("POST", _path(topic, "/claim"), False, JSON_BODY, body)
+
+
+def _held(node: str, jobs: Iterable[Job | int], **more: int) -> bytes:
+    """Jobs by their seqs, and by their leases where these are known."""
+    given = list(jobs)
+    seqs = [job.seq if isinstance(job, Job) else job for job in given]
+    ids = [job.lease_id if isinstance(job, Job) else "" for job in given]
+    return _encode(HeldBody(node, seqs, ids if any(ids) else None, **more))
+
+
+def ack(topic: str, node: str, jobs: Iterable[Job | int]) -> Call:
+    """
+    >>> ack("jobs", "w1", [1, 2]).body
+    b'{"node":"w1","seqs":[1,2]}'
+    """
+    return Call("POST", _path(topic, "/ack"), False, JSON_BODY, _held(node, jobs))
+
+
+def nack(topic: str, node: str, jobs: Iterable[Job | int], delay_ms: int) -> Call:
+    body = _held(node, jobs, delay_ms=delay_ms)
+    return Call("POST", _path(topic, "/nack"), False, JSON_BODY, body)
+
+
+def extend(topic: str, node: str, jobs: Iterable[Job | int], lease_ms: int) -> Call:
+    body = _held(node, jobs, lease_ms=lease_ms)
+    return Call("POST", _path(topic, "/extend"), True, JSON_BODY, body)
+
+
+def redrive(
+    topic: str,
+    match: Match | None,
+    meta: Mapping[str, Any] | None,
+    to: str | None,
+    from_seq: int,
+    limit: int | None,
+) -> Call:
+    pattern = match if match is None or isinstance(match, str) else list(match)
+    body = _encode(RedriveBody(pattern, meta, limit, to, from_seq))
+    return Call("POST", _path(topic, "/redrive"), False, JSON_BODY, body)
 
 
 def segments(topic: str) -> Call:

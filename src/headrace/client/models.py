@@ -1,8 +1,8 @@
 """What the client sends and what it gets back, as types.
 
-Only this file knows the JSON keys of the native API on the client's side.  Payloads are not parsed
-until somebody looks at them: `Record.raw` is what was appended, byte for byte.  Fields that a newer
-server adds are ignored.
+Only this file, and `job_models.py` for queues, know the JSON keys of the native API on the client's
+side.  Payloads are not parsed until somebody looks at them: `Record.raw` is what was appended, byte
+for byte.  Fields that a newer server adds are ignored.
 """
 
 from __future__ import annotations
@@ -186,8 +186,16 @@ class Put(msgspec.Struct, frozen=True):
     config: dict[str, Any]
 
 
+class QueueCounts(msgspec.Struct, frozen=True):
+    """The jobs of a queue."""
+
+    ready: int
+    in_flight: int
+    dead_lettered: int
+
+
 class TopicState(msgspec.Struct, frozen=True):
-    """One topic, in full."""
+    """One topic, in full; `queue` is None for a log."""
 
     topic: str
     head_seq: int
@@ -201,6 +209,7 @@ class TopicState(msgspec.Struct, frozen=True):
     last_write_ts: int | None = None
     last_read_ts: int | None = None
     epoch: int | None = None
+    queue: QueueCounts | None = None
 
 
 class TopicSummary(msgspec.Struct, frozen=True):
@@ -228,6 +237,58 @@ class TopicDeleted(msgspec.Struct, frozen=True):
 
     deleted: bool
     routers_removed: list[str] = []
+
+
+class RouterPut(msgspec.Struct, frozen=True):
+    """What `put_router` did.  `filter` is a list of three, such as `["tag", "Glob", "x*"]`."""
+
+    router: str
+    created: bool
+    source: str
+    dest: str
+    preserve_node: bool
+    preserve_tag: bool
+    allow_cycle: bool
+    guarantee: str
+    filter: list[str] | None = None
+
+
+class RouterState(msgspec.Struct, frozen=True):
+    """One router, in full; `forwarded_total` is how many records it has brought to `dest`."""
+
+    router: str
+    source: str
+    dest: str
+    preserve_node: bool
+    preserve_tag: bool
+    allow_cycle: bool
+    guarantee: str
+    forwarded_total: int
+    filter: list[str] | None = None
+
+
+class RouterSummary(msgspec.Struct, frozen=True):
+    """One router of a list."""
+
+    router: str
+    source: str
+    dest: str
+    guarantee: str
+    forwarded_total: int
+
+
+class RouterPage(msgspec.Struct, frozen=True):
+    """One page of a list of routers; `next_cursor` is None on the last."""
+
+    routers: list[RouterSummary]
+    next_cursor: str | None = None
+
+
+class RouterDeleted(msgspec.Struct, frozen=True):
+    """What `delete_router` did: whether there was one."""
+
+    router: str
+    deleted: bool
 
 
 class RecordsDeleted(msgspec.Struct, frozen=True):
@@ -348,6 +409,20 @@ class DiffBody(msgspec.Struct, frozen=True, omit_defaults=True):
     wait_ms: int = 0
     max_batch_bytes: int | None = None
     epoch: int | None = None
+
+
+class RouterBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of a router."""
+
+    source: str
+    dest: str
+    filter: str | list[str] | None = None
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    allow_cycle: bool = False
+    guarantee: str = "at_least_once"
+    backfill: bool | int = False
 
 
 class DeleteBody(msgspec.Struct, frozen=True, omit_defaults=True):

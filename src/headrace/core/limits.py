@@ -45,6 +45,8 @@ priority_max: Final = 1_000
 
 # Routers.
 router_hops_max: Final = 8
+# Ranges that a topic announces because a router's source had lost them; routers wait beyond.
+source_trims_max: Final = 10_000
 
 # Storage.
 wal_shards_max: Final = 64

@@ -40,7 +40,7 @@ from headrace.engine.router_copies import (
     target_of,
     window_in_memory,
 )
-from headrace.engine.router_picking import UNSYNCED, Picker, key_of, positions, seqs_of
+from headrace.engine.router_picking import ANNOUNCED, UNSYNCED, Picker, key_of, positions, seqs_of
 from headrace.engine.router_state import CopiedKeys, HopRuns, Router, counted
 from headrace.engine.topic import Lost, Topic
 from headrace.engine.turns import Job
@@ -251,6 +251,8 @@ class Forwarder:
         for router in routers:
             dest = router.dest
             refusal = self._picker.refusal(dest)
+            if refusal is None and not dest.takes_trim():
+                refusal = ANNOUNCED
             if refusal is not None:
                 self._back_off([router], refusal)
                 continue

@@ -38,6 +38,7 @@ class Claim(msgspec.Struct, eq=False):
     want: int
     lease_ms: int
     connection: int | None
+    bytes_max: int  # of its jobs, beyond the first
     after: Ticket[None] | None = None  # dead letters to be moved before it is answered
 
 
@@ -134,14 +135,14 @@ class Claims:
             elif self._workers.is_gone(claim.connection) or claim.ticket.abandoned:
                 self._deliver(topic, queue, claim, mine, [])
             else:
-                records = self._fitting(rows, set(mine) if later else None)
+                records = self._fitting(rows, set(mine) if later else None, claim.bytes_max)
                 self._deliver(topic, queue, claim, mine, records)
 
-        later = not read_jobs(self._core, topic, seqs, self._core.settings.claim_bytes_max, done)
+        later = not read_jobs(self._core, topic, seqs, claim.bytes_max, done)
         if later:
             queue.busy.update(seqs)
 
-    def _fitting(self, rows: list[Rows], alive: set[int] | None) -> list[_Record]:
+    def _fitting(self, rows: list[Rows], alive: set[int] | None, left: int) -> list[_Record]:
         """The records that go into one answer: those that are alive, up to the bound in bytes."""
         records: list[_Record] = []
         size = 0
@@ -159,7 +160,6 @@ class Claims:
                 size += sum([len(meta) for meta in some.metas if meta])
         if alive is not None:
             records = [record for record in records if record[0] in alive]
-        left = self._core.settings.claim_bytes_max
         if size <= left:
             return records
         for index, record in enumerate(records):

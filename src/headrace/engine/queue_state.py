@@ -95,6 +95,7 @@ class QueueState:
         "max_deliveries",
         "moves",
         "moving",
+        "relieved",
         "spent",
     )
 
@@ -112,6 +113,7 @@ class QueueState:
         self.moves = 0  # the number of the last move
         self.moving: dict[int, MoveState] = {}
         self.connections: dict[int, dict[Grant, None]] = {}
+        self.relieved: set[int] = set()  # connections whose jobs are gone, until somebody asks
         self._grant_heap: list[tuple[int, int, Grant]] = []
         self._grant_count = 0  # grants that hold something
         self._delay_heap: list[tuple[int, int, Delay]] = []
@@ -143,8 +145,8 @@ class QueueState:
         A lease is live while now <= deadline, a delay over when now >= until.
         """
         grants, delays = self._grant_heap, self._delay_heap
-        moved = False
-        connections: set[int] = set()
+        connections, self.relieved = self.relieved, set()
+        moved = bool(connections)
         while grants and grants[0][0] < now:
             grant = heapq.heappop(grants)[2]
             if grant.left and grant.deadline < now:
@@ -352,7 +354,10 @@ class QueueState:
         for seq in seqs:
             deliveries.pop(seq, None)
             if seq in leases:
-                self._shrink(leases.pop(seq), 1)
+                grant = leases.pop(seq)
+                if grant.connection is not None:
+                    self.relieved.add(grant.connection)
+                self._shrink(grant, 1)
             elif seq in delays:
                 self._shrink_delay(delays.pop(seq))
 

@@ -109,11 +109,11 @@ class _Bench:
             return False
 
     def arm(self) -> None:
-        """Hear of the next append and of the next deadline, while anybody wants to."""
+        """Hear of the next deadline, and while anybody wants jobs of the next append."""
         topic = self._topic
-        if not self._hungry or not topic.live:
+        if not self._workers or not topic.live:
             return
-        if not self._armed:
+        if self._hungry and not self._armed:
             self._armed = True
             if topic.waiters is None:
                 topic.waiters = []
@@ -134,7 +134,10 @@ class _Bench:
     def _timer(self, due: int) -> None:
         if self._due == due:
             self._due = 0
+        if self._topic.live:
+            self._tick(self._topic)  # a worker that is full may have room again
         self.stir()
+        self.arm()
 
 
 class Workers:

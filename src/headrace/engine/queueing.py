@@ -93,8 +93,9 @@ class Queues:
         lease_ms: int | None = None,
         *,
         connection: int | None = None,
+        bytes_max: int | None = None,
     ) -> Ticket[Claimed]:
-        """Lease up to `count` jobs to a node; none is an answer too."""
+        """Lease up to `count` jobs to a node, of so many bytes; none is an answer too."""
         core = self._core
         ticket: Ticket[Claimed] = Ticket(core.runtime)
         try:
@@ -104,7 +105,9 @@ class Queues:
             if not limits.is_seq(count):
                 raise InvalidRequest(f"max is {count!r}", fix="send a number from 1 on")
             want = min(max(count, 1), limits.claims_per_request_max)
-            claim = Claim(ticket, node, want, lease_ms, connection)
+            most = core.settings.claim_bytes_max
+            most = most if bytes_max is None else min(bytes_max, most)
+            claim = Claim(ticket, node, want, lease_ms, connection, most)
             # What routers are about to bring can be claimed.
             drained = core.drain(name) if name in core.routed else None
             if drained is None:
@@ -260,6 +263,10 @@ class Queues:
             return failed(self._core.runtime, refusal)
 
     # Workers that are pushed jobs
+
+    def topic(self, name: str) -> Topic:
+        """The queue of a name, or why there is none."""
+        return self._topic(name)
 
     def connect(self, name: str, wake: Wake) -> int:
         """A worker is there until `disconnect`; what it claims by this number ends with it.

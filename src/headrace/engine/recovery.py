@@ -162,6 +162,7 @@ class Recovery:
                 starts,
                 self.apply,
                 must_go_on=not clean,
+                waiting=self._routers.waiting,
                 on_progress=progress,
             )
         except WalCorrupt as error:

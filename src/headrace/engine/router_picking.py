@@ -113,6 +113,9 @@ class Picker:
 
 UNSYNCED = HeadraceError("the source is not on disk yet", fix="wait for that")
 FULL = HeadraceError("the destination takes no more records now", fix="make room in it")
+ANNOUNCED = HeadraceError(
+    "the destination announces as many lost ranges as it can", fix="delete its oldest records"
+)
 
 
 def key_of(router: Router) -> tuple[str, int, int]:

@@ -7,7 +7,8 @@ made them first.  Two things may be out of step while replaying, and are set rig
 * a record may be dead already, because the entry that took it had been staged before the copy was;
   so dead rows of sources stay at hand until the log has been read (`Core.pinned`);
 * with several shards, the log of a destination may be read before that of its source; then what is
-  said of the destination is put aside, in order, until the source is there.
+  said of the destination is put aside, in order, until the source is there.  More than fits into
+  `replay_memory_bytes`, and the log of the destination waits for the others (`Waiting`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ from headrace.storage.frame import (
     Target,
     decode_control,
 )
+from headrace.storage.scan import Waiting
+
+# What a forward entry that was put aside takes, about.
+FORWARD_ASIDE_BYTES = 512
+
+Said = tuple[int, bytes] | tuple[Forward, Target]
 
 log = logging.getLogger("headrace.recovery")
 
@@ -67,7 +74,8 @@ class RouterReplay:
         self._stored_parts: set[str] = set()
         self._dead: dict[int, tuple[Topic, list[Block]]] = {}  # deleted sources
         # What is said of a destination, from the first entry on whose source is not there.
-        self.aside: dict[int, deque[tuple[int, bytes] | tuple[Forward, Target]]] = {}
+        self.aside: dict[int, deque[Said]] = {}
+        self.waiting = Waiting(core.settings.replay_memory_bytes)
         self._waiting_for: dict[int, set[int]] = {}  # by source: destinations put aside
         self._window: tuple[Forward, Window] | None = None  # made last
 
@@ -146,6 +154,7 @@ class RouterReplay:
         if waiting is None:
             return False
         waiting.append((kind, entry))
+        self.waiting.bytes += len(entry)
         return True
 
     def _forward(self, forward: Forward, target: Target) -> None:
@@ -153,13 +162,11 @@ class RouterReplay:
             self.aside[target.dest_id].append((forward, target))
         elif not self._apply(forward, target):
             self._wait(forward, target, deque([(forward, target)]))
+        else:
+            return
+        self.waiting.bytes += FORWARD_ASIDE_BYTES
 
-    def _wait(
-        self,
-        forward: Forward,
-        target: Target,
-        said: deque[tuple[int, bytes] | tuple[Forward, Target]],
-    ) -> None:
+    def _wait(self, forward: Forward, target: Target, said: deque[Said]) -> None:
         self.aside[target.dest_id] = said
         self._waiting_for.setdefault(forward.source_id, set()).add(target.dest_id)
 
@@ -179,9 +186,11 @@ class RouterReplay:
                     waiting.appendleft((first, second))
                     self._wait(first, second, waiting)
                     return
+                self.waiting.bytes -= FORWARD_ASIDE_BYTES
                 give_up = False
             else:
                 assert isinstance(second, bytes)
+                self.waiting.bytes -= len(second)
                 self._replayer.apply(first, second)
 
     def finish_log(self) -> None:

@@ -94,6 +94,11 @@ class Routers:
     def __len__(self) -> int:
         return len(self.by_name)
 
+    def drain_all(self, names: Iterable[str]) -> Ticket[None] | None:
+        """`drain_into` for several topics."""
+        routers = [router for name in names for router in self._drains.upstream(name)]
+        return self._drains.run(routers) if routers else None
+
     # Asking for routers
 
     def put(self, name: str, options: RouterOptions) -> Ticket[RouterSet]:

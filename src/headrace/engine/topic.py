@@ -11,11 +11,13 @@ Nothing here waits, writes or knows time; sizes of sealed rows come from the run
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple
 
 from pyroaring import BitMap64
 
+from headrace.core.limits import source_trims_max
 from headrace.core.runtime import Thunk
 from headrace.engine.blocklist import BlockList
 from headrace.engine.idempotency import Producer
@@ -214,21 +216,21 @@ class Topic:
 
     def _trim_before(self, cursor: int, lost: Lost | None) -> Lost | None:
         """What routers could not bring, if that comes before what a crash took."""
-        for first, last in self.trims:
-            if last > cursor and not self.live_between(cursor + 1, first - 1):
-                if lost is None or first < lost.first:
-                    return Lost(max(first, cursor + 1), last, "source_trim")
-                break
+        at = bisect_right(self.trims, cursor, key=_last_of)
+        if at < len(self.trims):
+            first, last = self.trims[at]
+            before = lost is None or first < lost.first
+            if before and not self.live_between(cursor + 1, first - 1):
+                return Lost(max(first, cursor + 1), last, "source_trim")
         return lost
 
     def read_end(self, cursor: int) -> int:
         """The last seq that may be read from `cursor` before a gap has to be announced."""
         end = self.head
         for ranges in (self.gaps, self.trims):
-            for first, last in ranges:
-                if last > cursor:
-                    end = min(end, max(first - 1, cursor))
-                    break
+            at = bisect_right(ranges, cursor, key=_last_of)
+            if at < len(ranges):
+                end = min(end, max(ranges[at][0] - 1, cursor))
         return end
 
     def _reason(self, gap_from: int) -> str:
@@ -303,6 +305,22 @@ class Topic:
             first = self.trims.pop()[0]
         self.trims.append((first, last))
 
+    def takes_trim(self) -> bool:
+        """Whether one more range can be announced.
+
+        Where only what somebody deleted is between two ranges, they become one.
+        """
+        if len(self.trims) < source_trims_max:
+            return True
+        self.drop_settled_gaps()
+        merged: list[tuple[int, int]] = []
+        for first, last in self.trims:
+            if merged and not self.live_between(merged[-1][1] + 1, first - 1):
+                first = merged.pop()[0]
+            merged.append((first, last))
+        self.trims = merged
+        return len(merged) < source_trims_max
+
     def drop_settled_gaps(self) -> None:
         """Forget gaps that a floor announces anyway."""
         floor = self.evict_floor
@@ -367,6 +385,10 @@ class Topic:
                 stop = min(block.count, last - block.first_seq + 1)
                 total += block.size_of(start, stop)
         return total
+
+
+def _last_of(seqs: tuple[int, int]) -> int:
+    return seqs[1]
 
 
 def _size_in(run: Run, first: int, last: int, wait: bool) -> int:

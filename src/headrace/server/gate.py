@@ -19,7 +19,7 @@ from headrace.core.settings import Settings
 from headrace.server.auth import ApiKey, KeyRing, bearer_token, query_token
 from headrace.server.network import host_of, is_loopback
 from headrace.wire.exchange import Exchange, Headers
-from headrace.wire.routes import ADMIN, DELETE, READ, WRITE, Route
+from headrace.wire.routes import ADMIN, DELETE, READ, WRITE, Route, is_read
 
 _SAFE_METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
@@ -85,7 +85,11 @@ class Gate:
             self._admit_key(exchange, route)
             return
         origin = headers.get(b"origin")
-        if origin is not None and (exchange.method not in _SAFE_METHODS or b"upgrade" in headers):
+        if origin is None:
+            return
+        # A stream of jobs is a GET that leases them.
+        safe = exchange.method in _SAFE_METHODS and b"upgrade" not in headers and is_read(route)
+        if not safe:
             self._origins.check(origin, headers.get(b"host", b""))
 
     def release(self, exchange: Exchange) -> None:

@@ -11,7 +11,8 @@ A scan changes nothing on disk; it says which files are of no use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from xxhash import xxh3_64_intdigest
@@ -123,12 +124,15 @@ class ShardScanner:
         later = (base for n, base in sorted(self._bases.items()) if n > number)
         return next((base for base in later if base is not None), None)
 
-    def scan_file(self, number: int, on_read: Callable[[int], None]) -> None:
-        """Deliver every entry of this file that counts; `on_read` hears how far it has come."""
+    def scan_file(self, number: int, on_read: Callable[[int], None]) -> Iterator[None]:
+        """Deliver every entry of this file that counts, a batch at a time.
+
+        `on_read` hears how far it has come.
+        """
         path = file_path(self.result.directory, number)
         file = self._fs.open_read(path)
         try:
-            self._scan(path, number, Window(file, self._window_bytes, on_read))
+            yield from self._scan(path, number, Window(file, self._window_bytes, on_read))
         finally:
             file.close()
 
@@ -149,7 +153,7 @@ class ShardScanner:
                 self._missing(self._start)
         return self.result
 
-    def _scan(self, path: str, number: int, window: Window) -> None:
+    def _scan(self, path: str, number: int, window: Window) -> Iterator[None]:
         header = decode_file_header(window.get(0, PAGE_BYTES), self._fs.describe(path))
         first = decode_batch_header(window.get(PAGE_BYTES, BATCH_HEADER_BYTES), 0)
         usable = header is not None and first is not None and first.salt == header.salt
@@ -170,7 +174,7 @@ class ShardScanner:
             return
         elif base < self._expected:
             raise self._corrupt(path, 0, base, "this file overlaps the one before it")
-        end = self._batches(path, window, header, base, self._stop_before(number))
+        end = yield from self._batches(path, window, header, base, self._stop_before(number))
         if end == PAGE_BYTES:
             # A file without a whole batch takes no room in the count of bytes.
             self._refuse_if_promised(path, window, 0, base, header.salt, base)
@@ -187,7 +191,7 @@ class ShardScanner:
 
     def _batches(
         self, path: str, window: Window, header: FileHeader, base: int, stop: int | None
-    ) -> int:
+    ) -> Generator[None, None, int]:
         """Deliver whole batches; return the offset where they end."""
         end, ordinal = PAGE_BYTES, 0
         while True:
@@ -207,6 +211,7 @@ class ShardScanner:
             self.result.bytes_read += BATCH_HEADER_BYTES + batch.body_bytes
             ordinal += 1
             end = offset + BATCH_HEADER_BYTES + batch.body_bytes
+            yield
 
     def _next_batch(
         self, window: Window, salt: int, base: int, end: int, ordinal: int
@@ -302,6 +307,67 @@ def _file_bytes(fs: Filesystem, path: str) -> int:
         file.close()
 
 
+class _Lane:
+    """The files of one shard that were not read to their end yet."""
+
+    def __init__(
+        self, scanner: ShardScanner, numbers: list[int], on_read: Callable[[int], None]
+    ) -> None:
+        self.directory = scanner.result.directory
+        self._scanner = scanner
+        self._on_read = on_read
+        self._file: Iterator[None] | None = None
+        self.numbers = deque(numbers)
+
+    def step(self) -> bool:
+        """Read a batch; False: that was the end of a file."""
+        if self._file is None:
+            self._file = self._scanner.scan_file(self.numbers[0], self._on_read)
+        for _ in self._file:
+            return True
+        self._file = None
+        self.numbers.popleft()
+        return False
+
+
+class Waiting:
+    """What entries of one shard have to wait for entries of another: bytes now, and the most.
+
+    More than the most is kept only when the other log does not have what they wait for.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+
+
+def _read(lanes: list[_Lane], waiting: Waiting) -> Iterator[tuple[str, int]]:
+    """Read all files by ascending number; yields shard and number of each that is at its end.
+
+    A shard that has put too much aside is left alone until the others have come far enough.
+    """
+    held: list[_Lane] = []
+    while any(lane.numbers for lane in lanes):
+        ready = [lane for lane in lanes if lane.numbers and lane not in held]
+        if not ready:
+            held.clear()
+            continue
+        lane = min(ready, key=lambda lane: lane.numbers[0])
+        number = lane.numbers[0]
+        while True:
+            before = waiting.bytes
+            more = lane.step()
+            if not more:
+                yield lane.directory, number
+            if waiting.bytes > max(before, waiting.bytes_max):
+                held.append(lane)
+            elif held and waiting.bytes <= waiting.bytes_max:
+                held.clear()
+            elif more:
+                continue
+            break
+
+
 def scan_all(
     fs: Filesystem,
     found: dict[str, list[int]],
@@ -310,25 +376,29 @@ def scan_all(
     *,
     must_go_on: bool = False,
     window_bytes: int = WINDOW_BYTES,
+    waiting: Waiting | None = None,
     on_progress: Callable[[float], None] = lambda _part: None,
 ) -> dict[str, ShardScan]:
     """Scan every shard, oldest file first whichever shard it is of.
 
     How many shards there were does not matter: file numbers ascend over all of them.  After a
-    snapshot that was not a clean exit, every log has to go on (`must_go_on`).
+    snapshot that was not a clean exit, every log has to go on (`must_go_on`).  `on_entry` may count
+    in `waiting` what it puts aside until another shard has come further.
     """
     scanners = {
         directory: ShardScanner(fs, directory, starts.get(directory), on_entry, window_bytes)
         for directory in found.keys() | starts.keys()
     }
     counted = {d: scanners[d].choose(numbers) for d, numbers in found.items()}
-    order = sorted((number, d) for d, numbers in counted.items() for number in numbers)
-    sizes = [_file_bytes(fs, file_path(directory, number)) for number, directory in order]
-    done, total = 0, max(1, sum(sizes))
-    for size, (number, directory) in zip(sizes, order, strict=True):
-        scanners[directory].scan_file(
-            number,
-            lambda offset, done=done: on_progress((done + offset) / total),  # type: ignore[misc]
-        )
-        done += size
+    sizes = {
+        (d, n): _file_bytes(fs, file_path(d, n)) for d, numbers in counted.items() for n in numbers
+    }
+    done, total = 0, max(1, sum(sizes.values()))
+
+    def on_read(offset: int) -> None:
+        on_progress((done + offset) / total)
+
+    lanes = [_Lane(scanners[d], numbers, on_read) for d, numbers in counted.items()]
+    for file in _read(lanes, waiting or Waiting(0)):
+        done += sizes[file]
     return {d: scanner.finish(must_go_on=must_go_on) for d, scanner in scanners.items()}

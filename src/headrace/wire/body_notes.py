@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.core.limits import (
+    claims_per_request_max,
     heartbeat_ms_max,
     heartbeat_ms_min,
     native_topic_name_bytes_max,
@@ -21,11 +22,16 @@ from headrace.wire.json_schema import REF, Extra, Schema
 NAME_PATTERN: Final = (
     f"^(?!ds:|s2:)[A-Za-z0-9][A-Za-z0-9._:-]{{0,{native_topic_name_bytes_max - 1}}}$"
 )
+ROUTER_NAME_PATTERN: Final = f"^[A-Za-z0-9][A-Za-z0-9._:>-]{{0,{native_topic_name_bytes_max - 1}}}$"
+
+_LEASE: Final = "How long jobs are held from now on, from 100 ms to a day; beyond is clamped."
+_HOLDER: Final = "Who holds the jobs."
+_LEASE_IDS: Final = "One for each seq, as the claim gave it; an empty string stands for any."
 
 # By type and direction, then by field.
 DESCRIPTIONS: Final[dict[str, dict[str, str]]] = {
     "TopicConfig:request": {
-        "type": "Never changes. Records of a `queue` cannot be claimed yet.",
+        "type": "Never changes. Records of a `queue` are jobs, which can be claimed.",
         "ttl_ms": "Age at which a record goes; 0: never.",
         "cap_records": "Most live records; 0: no bound.",
         "cap_bytes": "Most bytes of data and meta; 0: no bound.",
@@ -69,6 +75,45 @@ DESCRIPTIONS: Final[dict[str, dict[str, str]]] = {
         "before_seq": "Records with a smaller seq.",
         "match": "Records with this tag, or with tags that begin so (`x*`).",
     },
+    "ClaimBody:request": {
+        "node": "Who claims.",
+        "max": "Most jobs; 0 is 1, more than the bound is the bound. By default 1.",
+        "lease_ms": _LEASE + " By default what the topic says.",
+    },
+    "AckBody:request": {"node": _HOLDER, "seqs": "Jobs.", "lease_ids": _LEASE_IDS},
+    "NackBody:request": {
+        "node": _HOLDER,
+        "seqs": "Jobs.",
+        "delay_ms": "How long nobody may claim them; more than a day is a day.",
+        "lease_ids": _LEASE_IDS,
+    },
+    "ExtendBody:request": {
+        "node": _HOLDER,
+        "seqs": "Jobs.",
+        "lease_ms": _LEASE,
+        "lease_ids": _LEASE_IDS,
+    },
+    "RedriveBody:request": {
+        "match": "Dead letters with this tag, or with tags that begin so (`x*`).",
+        "meta": "Dead letters whose meta has these values at its top level.",
+        "limit": "How many records to look at; 0 is the default, more than 1000 is 1000.",
+        "to": "Only what goes back to this queue.",
+        "from_seq": "The cursor: records beyond this seq.",
+    },
+    "RouterBody:request": {
+        "source": "The topic to copy from; another one than `dest`.",
+        "dest": "The topic to copy to.",
+        "preserve_node": "Whether copies keep their node; by default yes.",
+        "preserve_tag": "Whether copies keep their tag; by default yes.",
+        "create_dest": "Whether to create an absent `dest`; by default yes. An absent `source` "
+        "always is.",
+        "filter": "Copy only records with this tag, or with tags that begin so (`x*`).",
+        "allow_cycle": "Whether the router may close a circle; by default no.",
+        "guarantee": "`exactly_once` marks each copy in its meta (`_topics_router`), and makes "
+        "none whose mark the destination still holds. By default `at_least_once`.",
+        "backfill": "Of a new router: true begins with what the source holds, a number after that "
+        "seq. By default only what is appended from now on is copied.",
+    },
     "WatchBody:request": {
         "topics": "By name, where to begin in each. `orders:*` follows topics made later, too.",
         "node": "Leave out the records of this node, or of these.",
@@ -89,6 +134,15 @@ def limits_of(settings: Settings) -> Extra:
     u64: Schema = {"maximum": U64_MAX}
     tag: Schema = {"maxLength": settings.tag_bytes_max}
     node: Schema = {"maxLength": settings.node_bytes_max}
+    holder: Schema = {"minLength": 1, **node}
+    seqs: Schema = {"items": {"type": "integer", "minimum": 0, **u64}}
+    lease_id: Schema = {"type": "string", "pattern": "^(lease_[0-9a-fA-F]{1,16})?$"}
+    most: Schema = {"maxItems": claims_per_request_max}
+    held: dict[str, Schema | None] = {
+        "node": holder,
+        "seqs": {**seqs, **most},
+        "lease_ids": {"items": lease_id, **most},
+    }
     priority: Schema = {"minimum": -priority_max, "maximum": priority_max}
     limits: dict[str, dict[str, Schema | None]] = {
         "TopicConfig:request": _config_limits(),
@@ -110,6 +164,16 @@ def limits_of(settings: Settings) -> Extra:
             "": {"allOf": [{"not": _both(*pair)} for pair in _STARTS]},
         },
         "DeleteBody:request": {"before_seq": u64, "match": _MATCH, "": {"anyOf": _DELETE_BY}},
+        "ClaimBody:request": {"node": holder, "max": u64, "lease_ms": u64},
+        "AckBody:request": held,
+        "NackBody:request": {**held, "delay_ms": u64},
+        "ExtendBody:request": {**held, "lease_ms": u64},
+        "RedriveBody:request": {"match": _MATCH, "limit": u64, "from_seq": u64},
+        "RouterBody:request": {
+            "source": {"pattern": NAME_PATTERN},
+            "dest": {"pattern": NAME_PATTERN},
+            "filter": {**_MATCH, **tag},
+        },
         "WatchBody:request": {
             "topics": {
                 "type": "object",

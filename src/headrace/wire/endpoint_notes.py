@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from headrace.core.limits import seq_max
-from headrace.wire.body_notes import NAME_PATTERN
+from headrace.wire.body_notes import NAME_PATTERN, ROUTER_NAME_PATTERN
 from headrace.wire.json_schema import Schema
 
 GROUPS: Final = {
     "topics": "Create, look at, list and delete topics.",
     "records": "Append records, read them, delete them.",
+    "queues": "Lease records as jobs, and acknowledge them.",
+    "routers": "Copy what is appended to one topic into others.",
     "live": "Hear of records as they come.",
     "history": "Sealed files, for programs that read them directly.",
     "server": "Probes, metrics and this document.",
@@ -47,7 +49,10 @@ class Note(NamedTuple):
 NO_NOTE: Final = Note()
 
 # Only where a name is created it has to be a good one; elsewhere a bad one is merely absent.
-NEW_NAME: Final[Schema] = {"type": "string", "pattern": NAME_PATTERN}
+NEW_NAMES: Final[dict[str, Schema]] = {
+    "topic": {"type": "string", "pattern": NAME_PATTERN},
+    "router": {"type": "string", "pattern": ROUTER_NAME_PATTERN},
+}
 # true, 1, false and 0 mean what they say; anything else is the default.
 _FLAG: Final[Schema] = {"type": ["boolean", "string"]}
 
@@ -57,6 +62,12 @@ PATH_PARAMETERS: Final[dict[str, Schema]] = {
         "description": "The topic's name, percent-encoded.",
         "schema": {"type": "string", "minLength": 1},
         "example": "orders",
+    },
+    "router": {
+        "name": "router",
+        "description": "The router's name, percent-encoded.",
+        "schema": {"type": "string", "minLength": 1},
+        "example": "orders-to-audit",
     },
     "pin": {
         "name": "pin",
@@ -96,6 +107,32 @@ PARAMETERS: Final[dict[str, Schema]] = {
         "name": "prefix",
         "description": "Only names that begin so.",
         "schema": {"type": "string"},
+    },
+    "source": {
+        "name": "source",
+        "description": "Only routers from this topic.",
+        "schema": {"type": "string"},
+    },
+    "dest": {
+        "name": "dest",
+        "description": "Only routers to this topic.",
+        "schema": {"type": "string"},
+    },
+    "node": {
+        "name": "node",
+        "description": "Who works: the jobs are leased to this node.",
+        "required": True,
+        "schema": {"type": "string", "minLength": 1, "maxLength": 128},
+    },
+    "max": {
+        "name": "max",
+        "description": "Jobs that the connection holds at most; 0 is 1, more than 1000 is 1000.",
+        "schema": {"type": "integer", "minimum": 0, "maximum": seq_max, "default": 1},
+    },
+    "lease_ms": {
+        "name": "lease_ms",
+        "description": "How long a job is leased; by default what the topic says.",
+        "schema": {"type": "integer", "minimum": 0, "maximum": seq_max},
     },
     "page_size": {
         "name": "page_size",
@@ -146,13 +183,17 @@ NOTES: Final[dict[tuple[str, str], Note]] = {
         },
     ),
     ("GET", "/v0/topics/{topic}"): Note(
-        "topics", "get_topic", "Never creates the topic.", errors=("topic_not_found",)
+        "topics",
+        "get_topic",
+        "Never creates the topic. Copies that routers owe it are made first.",
+        errors=("topic_not_found",),
     ),
     ("DELETE", "/v0/topics/{topic}"): Note(
         "topics",
         "delete_topic",
-        "Absent is no error: `deleted` is false then. A topic of the same name starts again at "
-        "seq 1, with another epoch.",
+        "Absent is no error: `deleted` is false then. Routers from or to it go with it, and are "
+        "named in `routers_removed`. A topic of the same name starts again at seq 1, with another "
+        "epoch.",
         errors=("topic_not_empty",),
     ),
     ("GET", "/v0/topics"): Note(
@@ -253,6 +294,122 @@ NOTES: Final[dict[tuple[str, str], Note]] = {
         "release_segments",
         "Lets the files go before the pin ends by itself.",
         errors=("not_found", "topic_not_found"),
+    ),
+    ("PUT", "/v0/routers/{router}"): Note(
+        "routers",
+        "put_router",
+        "From now on what is appended to `source` is copied to `dest`, in the same order, with "
+        "seqs of its own. Topics that are not there are created. A router that is there keeps its "
+        "place and its total, and takes over everything but `source`, `dest` and `backfill`. A "
+        "topic may be fed from one source only, and not in a circle unless `allow_cycle` says so: "
+        "a record is copied 8 times at most then.",
+        "The router was there; how it copies is replaced.",
+        "The router is new.",
+        errors=("topic_not_found", "topic_exists_incompatible", "router_cycle"),
+        creates=True,
+        request_examples={
+            "all": {"source": "orders", "dest": "audit"},
+            "some": {"source": "orders", "dest": "customer-7", "filter": ["tag", "Eq", "c:7"]},
+            "from the start": {"source": "orders", "dest": "index", "backfill": True},
+        },
+        answer_example={
+            "router": "orders-to-audit", "created": True, "source": "orders", "dest": "audit",
+            "preserve_node": True, "preserve_tag": True, "filter": None, "allow_cycle": False,
+            "guarantee": "at_least_once", "performance": {"server_total_ms": 1.2},
+        },
+    ),
+    ("GET", "/v0/routers/{router}"): Note(
+        "routers",
+        "get_router",
+        "It first does what it has left to do, so that `forwarded_total` counts everything that "
+        "was appended before, as far as the destination takes it.",
+        errors=("router_not_found",),
+    ),
+    ("DELETE", "/v0/routers/{router}"): Note(
+        "routers",
+        "delete_router",
+        "What was appended before is copied, what comes later is not; copies stay. Absent is no "
+        "error: `deleted` is false then.",
+    ),
+    ("GET", "/v0/routers"): Note(
+        "routers",
+        "list_routers",
+        "By name, as they are now. `next_cursor` is there unless this was the last page. A key "
+        "with prefixes sees the routers whose name, source and dest it may use.",
+    ),
+    ("POST", "/v0/topics/{topic}/claim"): Note(
+        "queues",
+        "claim",
+        "The topic has to be a queue. A job is leased to one node at a time, until its `deadline`; "
+        "jobs that come back go first, then the lowest seqs. With `claim_jitter_ms` in the "
+        "topic's config, claims that come together share what there is. A job that was delivered "
+        "`max_deliveries` times goes to the topic's `dead_letter`.",
+        "Jobs; none if there are none.",
+        errors=("topic_not_found", "not_a_queue"),
+        request_examples={"one": {"node": "w1"}, "ten": {"node": "w1", "max": 10}},
+        answer_example={
+            "topic": "jobs",
+            "claimed": [
+                {
+                    "$seq": 1, "lease_id": "lease_5f3a9c1e00000001", "deadline": 1700000030000,
+                    "$ts": 1700000000000, "deliveries": 1, "data": {"id": 1},
+                }
+            ],
+            "count": 1, "ready": 0, "performance": {"server_total_ms": 0.2},
+        },
+    ),
+    ("POST", "/v0/topics/{topic}/ack"): Note(
+        "queues",
+        "ack",
+        "Deletes jobs that the node holds, as durably as the topic's class says. What it does not "
+        "hold, or not by the lease that is named, is `skipped`, and no error.",
+        errors=("batch_too_large", "topic_not_found", "not_a_queue"),
+        request_examples={
+            "by seq": {"node": "w1", "seqs": [1, 2]},
+            "by lease": {"node": "w1", "seqs": [1], "lease_ids": ["lease_5f3a9c1e00000001"]},
+        },
+    ),
+    ("POST", "/v0/topics/{topic}/nack"): Note(
+        "queues",
+        "nack",
+        "Jobs that the node holds can be claimed again, after `delay_ms` if that is given; until "
+        "then they count in neither `ready` nor `in_flight`.",
+        errors=("batch_too_large", "topic_not_found", "not_a_queue"),
+        request_examples={"in a second": {"node": "w1", "seqs": [1], "delay_ms": 1000}},
+    ),
+    ("POST", "/v0/topics/{topic}/extend"): Note(
+        "queues",
+        "extend",
+        "Jobs that the node holds are held for `lease_ms` from now, under the same leases.",
+        errors=("batch_too_large", "topic_not_found", "not_a_queue"),
+        request_examples={"a minute": {"node": "w1", "seqs": [1], "lease_ms": 60000}},
+    ),
+    ("POST", "/v0/topics/{topic}/redrive"): Note(
+        "queues",
+        "redrive",
+        "The topic is one that got dead letters. Looks at the next `limit` records, and moves "
+        "those that fit back to the queues that they came from, as fresh jobs. Until it is `done`, "
+        "call again with `next_from_seq` as `from_seq`. A key with prefixes moves only to queues "
+        "that it may use; what goes nowhere is `skipped` and stays.",
+        errors=("topic_not_found",),
+        body_optional=True,
+        request_examples={
+            "all": {},
+            "of a queue": {"to": "jobs"},
+            "by tag": {"match": "customer:7*"},
+            "by meta": {"meta": {"kind": "mail"}},
+        },
+    ),
+    ("GET", "/v0/topics/{topic}/work"): Note(
+        "queues",
+        "work",
+        "Server-sent events: each `job` is one as in a claim, with `topic`, and its seq as `id`. "
+        "The connection holds at most `max` jobs: an ack, nack or lapsed lease makes room for the "
+        "next one at once. When it ends, what it holds can be claimed by others at once. `error` "
+        "ends it: the topic is gone (`code` 409), or the server stops. Comments are heartbeats.",
+        "The stream; it ends when the topic is gone or the server stops.",
+        errors=("topic_not_found", "not_a_queue", "not_acceptable"),
+        gives_events=True,
     ),
     ("POST", "/v0/watch"): Note(
         "live",

@@ -38,6 +38,7 @@ REFUSALS: Final = {
 }
 # A path that no route has: one series for all of them, whatever the path and the method were.
 UNROUTED: Final = "(none)"
+JOB_EVENTS: Final = ("claimed", "pushed", "acked", "nacked", "extended", "redriven")
 LAG_RECORDS: Final = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
 
@@ -202,6 +203,13 @@ class Metrics:
         self._watch_dropped = registry.counters(
             "headrace_watch_dropped_total", "Streams that the server closed.", ("reason",)
         )
+        self._jobs = registry.counters(
+            "headrace_queue_jobs_total",
+            "Jobs by what was done to them: claimed by a request, pushed to a stream, and so on.",
+            ("event",),
+        )
+        for event in JOB_EVENTS:
+            self._jobs.of(event)
         self._watch_paced = registry.counter(
             "headrace_watch_paced_total",
             "Times that a stream was told that what is new is held back.",
@@ -287,6 +295,10 @@ class Metrics:
     def watch_dropped(self, reason: str) -> None:
         """A stream was closed by the server: `slow_consumer`, `shutdown` or `deleted`."""
         self._watch_dropped.of(reason).add()
+
+    def jobs(self, event: str, count: int) -> None:
+        """Something was done to jobs; `event` is one of `JOB_EVENTS`."""
+        self._jobs.of(event).add(count)
 
     def watch_paced(self) -> None:
         """A stream was told that it has to wait for what is new."""

@@ -29,6 +29,7 @@ from headrace.core.telemetry import (
 from headrace.engine.engine import Engine
 from headrace.engine.topic import Topic
 from headrace.wire.metrics import Metrics
+from headrace.wire.metrics_queues import leases_of, watch_queues
 from headrace.wire.metrics_scheduler import watch_scheduler
 
 TOPICS_SHOWN_MAX: Final = 1_000
@@ -40,7 +41,7 @@ class EngineFigures:
     """The engine's figures at this moment; each property is cheap."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._core = engine.core
         self._started_ns = engine.core.clock.monotonic_ns()
         self.topics_left_out = Counter()
@@ -51,7 +52,7 @@ class EngineFigures:
 
     @property
     def progress(self) -> float:
-        return 1.0 if self._core.ready else self._engine.progress
+        return 1.0 if self._core.ready else self.engine.progress
 
     @property
     def uptime_ms(self) -> int:
@@ -66,6 +67,10 @@ class EngineFigures:
     @property
     def by_class(self) -> dict[str, int]:
         return {name: self._core.totals.by_class[name] for name in CLASSES} if self.ready else {}
+
+    @property
+    def routers(self) -> int:
+        return len(self.engine.routers) if self.ready else 0
 
     @property
     def records_live(self) -> int:
@@ -131,7 +136,7 @@ class EngineFigures:
     # Recovery
 
     def of_recovery(self, name: str) -> int:
-        recovered = self._engine.recovered
+        recovered = self.engine.recovered
         return 0 if recovered is None else int(getattr(recovered, name))
 
 
@@ -196,11 +201,11 @@ def snapshot(metrics: Metrics, figures: EngineFigures) -> MetricsSnapshot:
         topics_memory=by_class.get("memory", 0),
         topics_disk=by_class.get("disk", 0),
         topics_fsync=by_class.get("fsync", 0),
-        routers=0,
+        routers=figures.routers,
         records_live=figures.records_live,
         bytes_live=figures.bytes_live,
         queue_topics=figures.queue_topics,
-        queue_leases_in_flight=0,
+        queue_leases_in_flight=leases_of(figures.engine),
         sse_connections=sources.sse_connections(),
         watch_sessions=sources.watch_sessions(),
         ready=figures.ready,
@@ -231,10 +236,11 @@ def _native_topics(metrics: Metrics, figures: EngineFigures) -> None:
         ("class",),
         lambda: [((name,), figures.by_class.get(name, 0)) for name in CLASSES],
     )
-    registry.gauge("headrace_routers", "Routers.", lambda: 0)
+    registry.gauge("headrace_routers", "Routers.", lambda: figures.routers)
     registry.gauge("headrace_records_live", "Live records.", lambda: figures.records_live)
     registry.gauge("headrace_bytes_live", "Their data and meta.", lambda: figures.bytes_live)
     registry.block(PER_TOPIC, lambda: _topic_lines(figures))
+    watch_queues(registry, figures.engine, figures.shown)
     registry.gauge(
         "headrace_topic_metrics_truncated",
         f"1 when only the first {TOPICS_SHOWN_MAX} topics have series of their own.",
@@ -245,8 +251,6 @@ def _native_topics(metrics: Metrics, figures: EngineFigures) -> None:
         "Topics left out, added up over all scrapes.",
         lambda: figures.topics_left_out.value,
     )
-    registry.gauge("headrace_queue_topics", "Topics that are queues.", lambda: figures.queue_topics)
-    registry.gauge("headrace_queue_leases_in_flight", "Jobs that are leased.", lambda: 0)
 
 
 PER_TOPIC: Final = [
@@ -257,8 +261,6 @@ PER_TOPIC: Final = [
         ("headrace_topic_records_live", "Live records of a topic."),
         ("headrace_topic_bytes_live", "Data and meta of these."),
         ("headrace_topic_live_bytes", "The same, named by its unit."),
-        ("headrace_topic_queue_ready", "Jobs of a queue that can be claimed."),
-        ("headrace_topic_queue_in_flight", "Jobs of a queue that are leased."),
     )
 ]
 
@@ -267,16 +269,13 @@ def _topic_lines(figures: EngineFigures) -> Iterator[str]:
     """The series of single topics, all at once: a label is made once, not once a metric."""
     shown = [(f'{{topic="{escape(topic.name)}"}}', topic) for topic in figures.shown()]
     figures.topics_left_out.add(figures.topics_hidden)
-    queues = [(label, topic) for label, topic in shown if topic.config.type == "queue"]
-    heads, earliest, records, sizes, live_sizes, ready, leased = (one.name for one in PER_TOPIC)
+    heads, earliest, records, sizes, live_sizes = (one.name for one in PER_TOPIC)
     series = (
         [f"{heads}{label} {topic.head}\n" for label, topic in shown],
         [f"{earliest}{label} {topic.base + 1}\n" for label, topic in shown],
         [f"{records}{label} {topic.count}\n" for label, topic in shown],
         [f"{sizes}{label} {topic.bytes}\n" for label, topic in shown],
         [f"{live_sizes}{label} {topic.bytes}\n" for label, topic in shown],
-        [f"{ready}{label} {topic.count}\n" for label, topic in queues],
-        [f"{leased}{label} 0\n" for label, _ in queues],
     )
     for described, lines in zip(PER_TOPIC, series, strict=True):
         yield described.head
@@ -315,7 +314,16 @@ def _native_live(metrics: Metrics, figures: EngineFigures) -> None:
 def _native_log(metrics: Metrics, figures: EngineFigures) -> None:
     registry = metrics.registry
     counters = (
-        ("headrace_wal_frames_total", "Entries written to the log.", "frames_total"),
+        (
+            "headrace_wal_frames_total",
+            "Entries written to the log, without those that tell what routers copied.",
+            "frames_total",
+        ),
+        (
+            "headrace_wal_forward_entries_total",
+            "Entries that tell what routers copied; one for all routers of a source.",
+            "forwards_total",
+        ),
         ("headrace_wal_batches_total", "Batches written to the log.", "batches_total"),
         ("headrace_wal_fsyncs_total", "Syncs of the log.", "syncs_total"),
         ("headrace_wal_bytes_written_total", "Bytes written to the log.", "bytes_total"),

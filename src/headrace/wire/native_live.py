@@ -1,6 +1,6 @@
-"""The live half of the native API: watches and WebSockets, their routes, and how they end.
+"""The live half of the native API: watches, workers and WebSockets, and how they end.
 
-Only this file puts the hub, the slots and both protocols together.  At a stop every open stream is
+Only this file puts the hub, the slots and the protocols together.  At a stop every open stream is
 told `server_shutting_down`, and ends; its clients come back to whoever serves then.
 """
 
@@ -16,7 +16,9 @@ from headrace.wire.live_stream import Common
 from headrace.wire.metrics import Metrics
 from headrace.wire.native import TOPICS, encode
 from headrace.wire.native_live_types import WatchAnswer, WatchBody
+from headrace.wire.native_queue_work import WorkApi, WorkStream
 from headrace.wire.native_watch import Views, WatchApi
+from headrace.wire.native_watch_stream import WatchStream
 from headrace.wire.native_ws import WebSocketApi
 from headrace.wire.routes import READ, Route
 from headrace.wire.slots import StreamSlots
@@ -28,7 +30,7 @@ _SHUTTING_DOWN: Final = encode(
 
 
 class LiveApi:
-    """Watches and WebSockets of one engine.
+    """Watches, streams of workers and WebSockets of one engine.
 
     `shortest_heartbeat_ms` is for tests that cannot wait a second.
     """
@@ -47,6 +49,7 @@ class LiveApi:
         views = Views(self.hub, settings)
         shortest = min(max(shortest_heartbeat_ms, 1), heartbeat_ms_min)
         self.watches = WatchApi(common, settings, self.slots, views, shortest)
+        self.work = WorkApi(common, settings, self.slots, shortest)
         self.websockets = WebSocketApi(common, settings, metrics, self.slots, views)
         self._metrics = metrics
         metrics.sources.sse_connections = lambda: self.sse_connections
@@ -71,13 +74,14 @@ class LiveApi:
                 summary="Follow and publish over a WebSocket",
                 name_param=False, long_lived=True,
             ),
+            *self.work.routes(),
         ]  # fmt: skip
 
     # Gauges
 
     @property
     def sse_connections(self) -> int:
-        return len(self.watches.streams)
+        return len(self.watches.streams) + len(self.work.streams)
 
     @property
     def ws_connections(self) -> int:
@@ -95,7 +99,8 @@ class LiveApi:
 
     def drain(self) -> None:
         """The server is stopping: tell every stream, and end it."""
-        for stream in list(self.watches.streams):
+        streams: list[WatchStream | WorkStream] = [*self.watches.streams, *self.work.streams]
+        for stream in streams:
             self._metrics.watch_dropped("shutdown")
             stream.say_error(_SHUTTING_DOWN)
         for connection in list(self.websockets.connections):

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import HeadraceError, InvalidRequest
 from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
 from headrace.engine.deleting import DeleteResult, TagMatch
@@ -85,8 +85,23 @@ class TopicsApi:
         self._engine.put_topic(name, config).when_done(answer)
 
     def get(self, exchange: Exchange) -> None:
-        """The state of a topic."""
+        """The state of a topic, with what routers owe it."""
         touch = flag(query_of(exchange), "touch", True)
+
+        def answer(_: object) -> None:
+            try:
+                if not exchange.answered:
+                    self._state(exchange, touch)
+            except HeadraceError as error:
+                exchange.fail(error)
+
+        drained = self._engine.routers.drain_into(exchange.params[0])
+        if drained is None:
+            self._state(exchange, touch)
+        else:
+            drained.when_done(answer)
+
+    def _state(self, exchange: Exchange, touch: bool) -> None:
         info = self._engine.topic(exchange.params[0], touch=touch)
         fields: dict[str, object] = {
             self._vocabulary.noun: info.topic,
@@ -103,7 +118,12 @@ class TopicsApi:
             "last_read_ts": info.last_read_ms or None,
         }
         if info.config.type == "queue":
-            fields["queue"] = {"ready": info.count, "in_flight": 0, "dead_lettered": 0}
+            jobs = self._engine.queues.counts(info.topic)
+            fields["queue"] = {
+                "ready": jobs.ready,
+                "in_flight": jobs.in_flight,
+                "dead_lettered": jobs.dead_lettered,
+            }
         answer_object(exchange, 200, encode(fields), Timing(exchange, self._clock))
 
     def list(self, exchange: Exchange) -> None:
@@ -113,7 +133,7 @@ class TopicsApi:
         infos, after = self._engine.list_topics(
             query.get("prefix", ""),
             read_cursor(query.get("cursor", "")),
-            self._page_size(query.get("page_size", "")),
+            page_size_of(query.get("page_size", ""), self._settings),
             allowed=None if key is None or not key.has_prefixes else key.allows_name,
             touch=flag(query, "touch", False),
         )
@@ -134,13 +154,6 @@ class TopicsApi:
             "epoch": info.epoch,
         }
 
-    def _page_size(self, text: str) -> int:
-        settings = self._settings
-        size = settings.page_size_default
-        if text.isascii() and text.isdigit() and len(text) <= _U64_DIGITS_MAX:
-            size = int(text)
-        return min(max(size, 1), settings.page_size_max)
-
     def delete(self, exchange: Exchange) -> None:
         """Delete a topic and everything in it; absent is no error."""
         name = exchange.params[0]
@@ -152,7 +165,7 @@ class TopicsApi:
             fields = {
                 self._vocabulary.noun: name,
                 "deleted": ticket.result().deleted,
-                "routers_removed": [],
+                "routers_removed": ticket.result().routers_removed,
             }
             answer_object(exchange, 200, encode(fields), Timing(exchange, self._clock))
 
@@ -193,6 +206,14 @@ class TopicsApi:
             exchange.fail(ticket.error)
             return True
         return False
+
+
+def page_size_of(text: str, settings: Settings) -> int:
+    """How many items a page of a list has; what is no number is the default."""
+    size = settings.page_size_default
+    if text.isascii() and text.isdigit() and len(text) <= _U64_DIGITS_MAX:
+        size = int(text)
+    return min(max(size, 1), settings.page_size_max)
 
 
 def parse_match(match: str | list[str]) -> TagMatch:

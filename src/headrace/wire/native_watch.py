@@ -8,6 +8,7 @@ second: `Accept`, an unknown wid, another key than the session's, too many strea
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -127,10 +128,22 @@ class WatchApi:
         body = decode(exchange, _DECODER)
         boxes = body.topics is None and body.boxes is not None
         vocabulary = BOXES if boxes else TOPICS
-        try:
-            self._create(exchange, body, vocabulary)
-        except HeadraceError as error:
-            exchange.answer(*vocabulary.failure(error))
+
+        def create(_: object = None) -> None:
+            if exchange.answered:
+                return
+            try:
+                self._create(exchange, body, vocabulary)
+            except HeadraceError as error:
+                exchange.answer(*vocabulary.failure(error))
+
+        # Its topics have what routers owe them, so that `tail` leaves out all that was before.
+        names = (body.boxes if boxes else body.topics) or ()
+        drained = self.hub.engine.routers.drain_all(islice(names, FOLLOWED_TOPICS_MAX))
+        if drained is None:
+            create()
+        else:
+            drained.when_done(create)
 
     def _create(self, exchange: Exchange, body: WatchBody, vocabulary: Vocabulary) -> None:
         starts = body.boxes if vocabulary is BOXES else body.topics

@@ -19,7 +19,7 @@ from headrace.core.settings import Settings
 from headrace.wire.body_notes import limits_of
 from headrace.wire.endpoint_notes import (
     GROUPS,
-    NEW_NAME,
+    NEW_NAMES,
     NO_NOTE,
     NOTES,
     PARAMETERS,
@@ -134,7 +134,7 @@ class _Maker:
         for part in route.template.split("/"):
             if part.startswith("{"):
                 named = {"in": "path", "required": True, **PATH_PARAMETERS[part[1:-1]]}
-                found.append({**named, "schema": NEW_NAME} if note.creates else named)
+                found.append({**named, "schema": NEW_NAMES[part[1:-1]]} if note.creates else named)
         for name in route.query:
             # Documented as a way to authenticate, which is what it is.
             if name != "token":

@@ -113,6 +113,17 @@ def _payloads_and_metas(
     )
 
 
+def payload_and_meta(data: bytes, meta: bytes | None, kind: int) -> tuple[Raw, Raw | UnsetType]:
+    """The same for one record.
+
+    >>> [bytes(part) for part in payload_and_meta(b"hi", b'{"a":1}', KIND_JSON + 1)]
+    [b'"aGk="', b'{"a":1,"$encoding":"base64"}']
+    """
+    if kind == KIND_JSON:
+        return Raw(data), UNSET if meta is None else Raw(meta)
+    return Raw(b'"' + b64encode(data) + b'"'), Raw(_say_encoded(meta))
+
+
 def _say_encoded(meta: bytes | None) -> bytes:
     """A meta that says that the payload is base64; one that is no object moves to `$meta`."""
     if meta is None:

@@ -257,3 +257,30 @@ def test_a_worker_that_fails_does_not_keep_the_others_from_hearing(
     run(engine)
     assert seqs(worker.jobs) == [1]
     assert "boom" in caplog.text
+
+
+def test_a_full_worker_has_room_again_when_its_lease_runs_out(
+    engine: Engine, clock: ManualClock
+) -> None:
+    """Nobody else has to ask for anything."""
+    make(engine)
+    add(engine, 1)
+    worker = Worker(engine, "w", 1, lease_ms=100)
+    run(engine)
+    assert seqs(worker.jobs) == [1]
+    for _ in range(2):
+        clock.advance(101)
+        run(engine)
+    assert [(job.seq, job.deliveries) for job in worker.jobs] == [(1, 1), (1, 2), (1, 3)]
+
+
+def test_a_worker_whose_job_was_deleted_has_room_again(engine: Engine) -> None:
+    """It learns of it by its ack, which finds nothing."""
+    make(engine)
+    add(engine, 2)
+    worker = Worker(engine, "w", 1)
+    run(engine)
+    engine.delete("jobs", before_seq=2).result()
+    assert engine.queues.ack("jobs", "w", [1]).result().skipped == [1]
+    run(engine)
+    assert seqs(worker.jobs) == [1, 2]

@@ -23,7 +23,7 @@ from headrace.storage.frame import (
     encode_control,
     encode_file_header,
 )
-from headrace.storage.scan import ShardScan, scan_all
+from headrace.storage.scan import ShardScan, Waiting, scan_all
 from headrace.storage.wal import WalShard
 from headrace.storage.wal_file import discover, file_path
 from headrace.testing.simdisk import MODES, SimDisk
@@ -120,6 +120,38 @@ def test_entries_come_back_in_order_over_many_files(every: int) -> None:
     result = scans["wal"]
     assert result.bytes_dropped == 0 and result.boot_id == disk.boot_id()
     assert len(paths(disk)) > 2
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_shard_that_waits_for_another_is_left_alone(lost: bool) -> None:
+    """What an entry of one shard waits for is read before more is put aside than allowed."""
+    disk = SimDisk()
+    for number in range(2):
+        shard = shard_on(disk, ManualClock(), f"wal/shard-{number:02d}", first_number=1 + number)
+        shard.start(0, [])
+        for n in range(0 if lost and number else 40):
+            shard.stage(Entry(2 * n + number, payload(2 * n + number, 900), True))
+            run(shard)
+    waiting, aside, applied, most = Waiting(3_000), [], [], 0
+
+    def on_entry(kind: int, entry: bytes) -> None:
+        """The n-th entry of the first shard needs the n-th of the second."""
+        nonlocal most
+        number = decode_control(entry, State)[0]
+        if number % 2 or number + 1 in applied:
+            applied.append(number)
+            if number - 1 in aside:
+                aside.remove(number - 1)
+                applied.append(number - 1)
+                waiting.bytes -= 900
+        else:
+            aside.append(number)
+            waiting.bytes += 900
+            most = max(most, len(aside))
+
+    scan_all(disk, discover(disk), {}, on_entry, waiting=waiting)
+    assert sorted(applied + aside) == ([*range(0, 80, 2)] if lost else [*range(80)])
+    assert (most, len(aside)) == ((40, 40) if lost else (4, 0))
 
 
 @pytest.mark.parametrize("window_bytes", [64, 4_096, 5_000, 1 << 20])

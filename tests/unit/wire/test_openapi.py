@@ -159,6 +159,12 @@ def test_somebody_else_can_load_it(made: dict[str, Any]) -> None:
         ("TopicConfig", {"durability": "sometimes"}),
         ("TopicConfig", {"priority": 1 << 31}),
         ("TopicConfig", {"dead_letter": "ds:x"}),
+        ("RouterBody", {"source": "a"}),
+        ("RouterBody", {"source": "a", "dest": "b c"}),
+        ("RouterBody", {"source": "a", "dest": "b", "filter": ["tag", "Like", "x"]}),
+        ("RouterBody", {"source": "a", "dest": "b", "filter": "x" * 257}),
+        ("RouterBody", {"source": "a", "dest": "b", "guarantee": "perhaps"}),
+        ("RouterBody", {"source": "a", "dest": "b", "backfill": -1}),
     ],
 )
 def test_what_a_server_refuses_is_not_in_the_schema(
@@ -181,6 +187,11 @@ def test_what_a_server_refuses_is_not_in_the_schema(
         ("DeleteBody", {"match": "x*", "before_seq": None}),
         ("DeleteBody", {"match": ["tag", "Glob", "x*"]}),
         ("TopicConfig", {"priority": None, "dead_letter": None, "ttl_ms": (1 << 64) - 1}),
+        ("RouterBody", {"source": "a", "dest": "b"}),
+        ("RouterBody", {"source": "a", "dest": "b", "filter": "x*", "backfill": 3}),
+        ("RouterBody", {"source": "a", "dest": "b", "filter": ["tag", "Eq", "x"]}),
+        ("RouterBody", {"source": "a", "dest": "b", "filter": None, "backfill": True}),
+        ("RouterBody", {"source": "a", "dest": "b", "guarantee": None, "preserve_tag": None}),
     ],
 )
 def test_what_a_server_takes_is_in_the_schema(

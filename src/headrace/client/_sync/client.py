@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from headrace.client import calls
 from headrace.client._sync.net import pause
 from headrace.client._sync.pool import Pool
+from headrace.client._sync.queues import QueueCalls
 from headrace.client.answers import failure, value
 from headrace.client.calls import Call, Config, Match, Nodes
 from headrace.client.message import Address, Heads, Response
@@ -31,6 +32,12 @@ from headrace.client.models import (
     Ready,
     Record,
     RecordsDeleted,
+    RouterBody,
+    RouterDeleted,
+    RouterPage,
+    RouterPut,
+    RouterState,
+    RouterSummary,
     Tombstone,
     TopicDeleted,
     TopicPage,
@@ -52,7 +59,7 @@ FOLLOW_WAIT_MS: Final = 25_000
 FOLLOW_LIMIT: Final = 1_000
 
 
-class Client:
+class Client(QueueCalls):
     """A client of one server; threads may share it.
 
     `token` is an API key.  `tls` replaces the default TLS context of an https address; the name of
@@ -300,6 +307,71 @@ class Client:
     def delete_topic(self, topic: str, *, if_empty: bool = False) -> TopicDeleted:
         """Delete a topic with all it holds; one that is not there is no error."""
         return value(self._send(calls.delete_topic(topic, if_empty)), TopicDeleted)
+
+    def put_router(
+        self,
+        router: str,
+        source: str,
+        dest: str,
+        *,
+        filter: Match | None = None,
+        preserve_node: bool = True,
+        preserve_tag: bool = True,
+        create_dest: bool = True,
+        allow_cycle: bool = False,
+        guarantee: str = "at_least_once",
+        backfill: bool | int = False,
+    ) -> RouterPut:
+        """Copy what is appended to `source` into `dest` from now on, or change how that is done.
+
+        `filter` is a tag ("x", "x*").  With `backfill` a new router begins with what the source
+        holds, or after a seq.
+        """
+        body = RouterBody(
+            source,
+            dest,
+            filter if filter is None or isinstance(filter, str) else list(filter),
+            preserve_node,
+            preserve_tag,
+            create_dest,
+            allow_cycle,
+            guarantee,
+            backfill,
+        )
+        return value(self._send(calls.put_router(router, body)), RouterPut)
+
+    def router(self, router: str) -> RouterState:
+        """A router, once it has caught up with its source."""
+        return value(self._send(calls.router(router)), RouterState)
+
+    def routers(
+        self, prefix: str = "", *, source: str | None = None, dest: str | None = None
+    ) -> Iterator[RouterSummary]:
+        """All routers whose names begin with `prefix`, or from or to a topic, by name."""
+        cursor = None
+        while True:
+            page = self.routers_page(prefix, source=source, dest=dest, cursor=cursor)
+            yield from page.routers
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def routers_page(
+        self,
+        prefix: str = "",
+        *,
+        source: str | None = None,
+        dest: str | None = None,
+        page_size: int | None = None,
+        cursor: str | None = None,
+    ) -> RouterPage:
+        """One page of the list of routers."""
+        call = calls.routers(prefix, source, dest, page_size, cursor)
+        return value(self._send(call), RouterPage)
+
+    def delete_router(self, router: str) -> RouterDeleted:
+        """Copy nothing more; copies stay.  One that is not there is no error."""
+        return value(self._send(calls.delete_router(router)), RouterDeleted)
 
     def segments(self, topic: str) -> Manifest:
         """The manifest of a topic: its sealed files, and where the rest begins."""
