@@ -96,16 +96,8 @@ def page() -> str:
     return "".join(parts) + TAIL
 
 
-def main() -> int:
-    if "--check" in sys.argv:
-        current = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-        if current != page():
-            print(f"{PAGE.name} is not up to date; run `python tools/metrics_page.py`")
-            return 1
-        return 0
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    # Beside this file, where Python looks first when it runs it.
+    from pages import main
+
+    sys.exit(main(PAGE, page(), __file__))

@@ -60,17 +60,8 @@ def page() -> str:
     return HEAD + "".join(rows) + CLIENT_HEAD + "".join(clients) + TAIL
 
 
-def main() -> int:
-    if "--check" in sys.argv:
-        current = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-        if current != page():
-            print(f"{PAGE.name} is not up to date; run `python tools/settings_page.py`")
-            return 1
-        return 0
-    PAGE.parent.mkdir(parents=True, exist_ok=True)
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    # Beside this file, where Python looks first when it runs it.
+    from pages import main
+
+    sys.exit(main(PAGE, page(), __file__))

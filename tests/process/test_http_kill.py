@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import itertools
 import json
 import random
 import threading
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -16,6 +19,10 @@ from headrace.testing.process import ServerProcess
 CLASSES = ("memory", "disk", "fsync")
 WRITERS = 8
 CYCLES = 6
+
+
+def connected(server: ServerProcess) -> contextlib.closing[http.client.HTTPConnection]:
+    return contextlib.closing(http.client.HTTPConnection(server.host, server.port, timeout=30))
 
 
 class Writer(threading.Thread):
@@ -29,41 +36,42 @@ class Writer(threading.Thread):
         self._name = f"{cycle}-{number}"
 
     def run(self) -> None:
-        connection = http.client.HTTPConnection(self._server.host, self._server.port, timeout=10)
+        # A dead server is an end like any other: the answer that never came counts for nothing.
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException, ValueError),
+            connected(self._server) as connection,
+        ):
+            self._append(connection)
+
+    def _append(self, connection: http.client.HTTPConnection) -> NoReturn:
         chance = random.Random(self._name)
-        count = 0
-        try:
-            while True:
-                batch = [f"{self._name}-{count}-{i}" for i in range(chance.randrange(1, 5))]
-                count += 1
-                body = json.dumps({"records": [{"data": text} for text in batch]})
-                connection.request(
-                    "POST", f"/v0/topics/{self.topic}", body, {"content-type": "application/json"}
-                )
-                answer = connection.getresponse()
-                document = json.loads(answer.read())
-                assert answer.status in (200, 201), document
-                self.acked.extend(zip(document["seqs"], batch, strict=True))
-        except (OSError, http.client.HTTPException, ValueError):
-            pass  # it is dead
+        for count in itertools.count():
+            batch = [f"{self._name}-{count}-{i}" for i in range(chance.randrange(1, 5))]
+            body = json.dumps({"records": [{"data": text} for text in batch]})
+            connection.request(
+                "POST", f"/v0/topics/{self.topic}", body, {"content-type": "application/json"}
+            )
+            answer = connection.getresponse()
+            document = json.loads(answer.read())
+            assert answer.status in (200, 201), document
+            self.acked.extend(zip(document["seqs"], batch, strict=True))
 
 
 def read_all(server: ServerProcess, topic: str) -> dict[int, str]:
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
     found: dict[int, str] = {}
     cursor = 0
-    while True:
-        body = json.dumps({"from_seq": cursor, "limit": 1000})
-        connection.request(
-            "POST", f"/v0/topics/{topic}/diff", body, {"content-type": "application/json"}
-        )
-        page = json.loads(connection.getresponse().read())
-        assert page["tombstone"] is None, page["tombstone"]
-        found.update((record["$seq"], record["data"]) for record in page["records"])
-        cursor = page["next_from_seq"]
-        if page["caught_up"]:
-            connection.close()
-            return found
+    with connected(server) as connection:
+        while True:
+            body = json.dumps({"from_seq": cursor, "limit": 1000})
+            connection.request(
+                "POST", f"/v0/topics/{topic}/diff", body, {"content-type": "application/json"}
+            )
+            page = json.loads(connection.getresponse().read())
+            assert page["tombstone"] is None, page["tombstone"]
+            found.update((record["$seq"], record["data"]) for record in page["records"])
+            cursor = page["next_from_seq"]
+            if page["caught_up"]:
+                return found
 
 
 @pytest.mark.timeout(240)
@@ -72,16 +80,15 @@ def test_every_answered_append_survives(tmp_path: Path) -> None:
     acked: dict[str, dict[int, str]] = {f"kill-{name}": {} for name in CLASSES}
     for cycle in range(CYCLES):
         server = ServerProcess(tmp_path, log="error")
-        connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
-        for name in CLASSES:
-            connection.request(
-                "PUT",
-                f"/v0/topics/kill-{name}",
-                json.dumps({"durability": name}),
-                {"content-type": "application/json"},
-            )
-            connection.getresponse().read()
-        connection.close()
+        with connected(server) as connection:
+            for name in CLASSES:
+                connection.request(
+                    "PUT",
+                    f"/v0/topics/kill-{name}",
+                    json.dumps({"durability": name}),
+                    {"content-type": "application/json"},
+                )
+                connection.getresponse().read()
         writers = [Writer(server, number, cycle) for number in range(WRITERS)]
         for writer in writers:
             writer.start()

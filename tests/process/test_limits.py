@@ -58,6 +58,22 @@ class Writer:
         assert self._worker.ask(f"count {self.topic}") == ["done", "count", self.acked]
 
 
+def fill_up(worker, writer: Writer) -> None:
+    """Append until the disk stays full.
+
+    A log file that is being prepared holds room which it gives back when it cannot be finished, so
+    a first refusal may be a passing one.
+    """
+    for _ in range(1_000):
+        accepted = False
+        for _ in range(3):
+            accepted = accepted or writer.append(10)
+            assert worker.ask("drain")[0] == "done"
+        if not accepted:
+            return
+    raise AssertionError("the disk never filled")
+
+
 def ready(worker, directory: Path, **settings: int):
     worker.tell({"directory": str(directory), "ops": 0, "finish": "obey", "settings": settings})
     worker.last("loaded")
@@ -88,10 +104,7 @@ def test_a_full_disk_refuses_writes_until_there_is_room(
     worker = ready(workers.spawn(*small_disk(tmp_path)), tmp_path, **never)
     assert worker.ask(f"fill ballast {5 << 20}")[0] == "done"
     writer = Writer(worker, "a", durability)
-    for _ in range(1_000):
-        if not writer.append(10):
-            break
-    assert writer.refusals == [("not_ready", "disk_full")]
+    fill_up(worker, writer)
     assert writer.acked > 100
     # Still full: refused again, and everything can be read.
     assert not writer.append(10)

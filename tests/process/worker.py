@@ -179,6 +179,8 @@ class Worker:
             Path(self.job.directory, words[0]).write_bytes(bytes(int(words[1])))
         elif verb == "unlink":
             Path(self.job.directory, words[0]).unlink()
+        elif verb == "drain":
+            engine.runtime.drain()
         elif verb == "rest":
             # Timers of a synchronous program run only while it calls in.
             for _ in range(10):

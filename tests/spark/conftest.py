@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from headrace.client import Client
 from headrace.spark import spark_session
 from headrace.testing.process import ServerProcess
+from tests.spark.sealing import SETTINGS
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +26,13 @@ def spark() -> Iterator[SparkSession]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that all tests share: each uses topics of its own."""
     with ServerProcess(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sealing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that seals quickly, so that its topics lie in files."""
+    with ServerProcess(tmp_path_factory.mktemp("sealing"), **SETTINGS) as running:
         yield running
 
 

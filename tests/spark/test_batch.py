@@ -10,13 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.client import Client
 from headrace.testing.process import ServerProcess
-from tests.spark.sealing import SETTINGS, fill, rows_of, seal
-
-
-@pytest.fixture(scope="module")
-def sealing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("sealing"), **SETTINGS) as running:
-        yield running
+from tests.spark.sealing import fill, rows_of, seal
 
 
 @pytest.fixture

@@ -15,16 +15,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 from bench import figures, spark_data  # noqa: E402
 
-# Each starts a session of its own, so only one of them runs every time.
-CASES = [
-    "spark_scan",
-    *(
-        pytest.param(case, marks=pytest.mark.long)
-        for case in ("spark_sink", "spark_batch_latency", "spark_serving")
-    ),
-]
+CASES = ("spark_scan", "spark_sink", "spark_batch_latency", "spark_serving")
 
 
+@pytest.mark.long  # each starts a session of its own
 @pytest.mark.parametrize("case", CASES)
 def test_every_figure_is_measured(case: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])

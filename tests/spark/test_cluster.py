@@ -26,7 +26,8 @@ from headrace.testing.process import ServerProcess
 from tests.spark.elsewhere import TASKS
 from tests.spark.sealing import fill, rows_of, seal
 
-pytestmark = pytest.mark.timeout(900)  # up to six Java processes start, on whatever machine
+# Up to six Java processes start, on whatever machine.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"

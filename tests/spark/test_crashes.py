@@ -26,7 +26,6 @@ from tests.spark.copying import BATCH_SEQS, TASKS, copy
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = ("a", "b")
 TARGET = "copied"
-KILLS = 2
 WAIT_SECONDS = 240
 DELAY_SECONDS_MAX = 0.5
 # Files are sealed and merged while the query runs, so that a batch is planned anew over others.
@@ -154,19 +153,17 @@ def make_story(tmp_path: Path) -> Iterator[Callable[[int], Story]]:
         story.close()
 
 
-@pytest.mark.timeout(900)  # it waits for three starts of Spark, on whatever machine
+@pytest.mark.timeout(900)  # it waits for two starts of Spark, on whatever machine
 def test_the_driver_and_the_server_are_killed(
     spark: SparkSession, make_story: Callable[[int], Story]
 ) -> None:
     story = make_story(1)
-    for _ in range(KILLS):
-        story.grow(3 * BATCH_SEQS)
-        before = story.copied
-        story.start_driver()
-        story.wait_for_some()
-        story.kill_driver()
-        # It was in the middle of its work, or this proves nothing.
-        assert before < story.copied and story.left > 0
+    story.grow(3 * BATCH_SEQS)
+    story.start_driver()
+    story.wait_for_some()
+    story.kill_driver()
+    # It was in the middle of its work, or this proves nothing.
+    assert story.copied > 0 and story.left > 0
     story.grow(BATCH_SEQS)
     story.finish(spark, kills=1)
     story.check()

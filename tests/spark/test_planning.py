@@ -190,12 +190,6 @@ def test_objects_are_found_without_the_secrets_of_the_server() -> None:
 # With a server
 
 
-@pytest.fixture(scope="module")
-def sealing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("sealing"), **SETTINGS) as running:
-        yield running
-
-
 @pytest.fixture
 def client(sealing: ServerProcess) -> Iterator[Client]:
     with Client(sealing.url) as found:

@@ -17,7 +17,7 @@ from headrace.core.limits import MIB
 from headrace.spark.options import Connection
 from headrace.spark.sql.tables import Tables
 from headrace.testing.process import ServerProcess
-from tests.spark.sealing import SETTINGS, fill, rows_of, seal
+from tests.spark.sealing import fill, rows_of, seal
 
 # Read from Spark; `meta` as text, because SQL has it as a variant.
 COLUMNS = ("topic", "seq", "unix_millis(ts) AS ms", "node", "tag", "meta", "data")
@@ -92,12 +92,6 @@ class Ways:
 
     def query(self, statement: str) -> Any:
         return Tables(self.spark, Connection(self.url)).query(statement)
-
-
-@pytest.fixture(scope="module")
-def sealing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("same"), **SETTINGS) as running:
-        yield running
 
 
 @pytest.fixture

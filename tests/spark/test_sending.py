@@ -21,6 +21,7 @@ from headrace.core.errors import (
     StagedRowsLost,
     TopicFull,
     TopicNotFound,
+    Unreachable,
     WriteFenced,
 )
 from headrace.spark.connection import connect
@@ -480,3 +481,20 @@ def test_keys_that_may_not_do_all(
         assert counts.get(topic, 0) == rows
         assert counts[f"{topic}-0True"] == counts[f"{topic}-0False"] == 9
         assert counts[staging.name] == 1
+
+
+def test_a_call_under_a_key_is_given_up_before_the_topic_forgets_the_key(
+    start_server: Callable[..., ServerProcess], topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server()
+    first, second = list(chunks(batches(count=2 * CHUNK_ROWS_MAX), topic))
+    with connect(Connection(server.url)) as client:
+        task = Sending(client, Sender(key="w/0"), create=True)
+        task.send(first)
+        task.send(second)  # from here on the topic's window is known
+        window_ms = client.topic(topic).config["idempotency_window_ms"]
+        server.kill()
+        # A client's own deadline is ten minutes: by then a repeat would be a second copy.
+        monkeypatch.setattr(sending, "WINDOW_MARGIN_MS", window_ms - 100)
+        with pytest.raises(Unreachable):
+            task.send(first)

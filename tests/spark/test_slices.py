@@ -38,12 +38,6 @@ from tests.unit.storage.test_segment_reader import seal as seal_blocks
 COLUMNS = ("seq", "ts", "kind", "tag", "node", "meta", "data")
 
 
-@pytest.fixture(scope="module")
-def sealing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("sealing"), **SETTINGS) as running:
-        yield running
-
-
 @pytest.fixture
 def client(sealing: ServerProcess) -> Iterator[Client]:
     with Client(sealing.url) as found:

@@ -191,7 +191,7 @@ TABLE: Final = (
         "direct",
         "With direct each task appends, exactly once if the plan gives the same rows when it is run"
         " again. With staged rows are kept aside until all tasks are done and only then published,"
-        " exactly once whatever the plan gives.",
+        " chunk by chunk, exactly once whatever the plan gives.",
     ),
     Option(
         "stagingTopic",
@@ -199,7 +199,7 @@ TABLE: Final = (
         "the beginning of a topic's name",
         "that of `topic`, else headrace",
         "`mode=staged` keeps rows in the topic of this name and `.staged-` and the query's id until"
-        " they are published.",
+        " they are published; where `topic` is given too, the name ends in it.",
     ),
     Option(
         "writeId",

@@ -23,6 +23,8 @@ from headrace.spark import option_table as table
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
+# In the names of topics in which a sink keeps rows aside; no pattern of a source means them.
+STAGED: Final = ".staged-"
 # What a map of seqs has for them.
 SEQ_EARLIEST: Final = -2
 SEQ_LATEST: Final = -1

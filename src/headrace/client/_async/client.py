@@ -155,11 +155,13 @@ class AsyncClient(AsyncQueueCalls):
         producer: Producer | None = None,
         expected_head_seq: int | None = None,
         create: bool | None = None,
+        deadline_ms: int | None = None,
     ) -> Appended:
         """Append rows: a column `data`, and optionally `tag`, `node`, `meta`.
 
         A `binary` column of data is stored as bytes, a `string` column must be JSON.  With
-        `create=False` a topic that is not there is an error.
+        `create=False` a topic that is not there is an error.  `deadline_ms` shortens the client's
+        own: a call under a key must not be repeated once the topic has forgotten the key.
         """
         call = calls.append_arrow(
             topic,
@@ -169,7 +171,9 @@ class AsyncClient(AsyncQueueCalls):
             expected_head_seq=expected_head_seq,
             create=create,
         )
-        return value(await self._send(call), Appended)
+        if deadline_ms is not None:
+            deadline_ms = min(deadline_ms, self._deadline_ms)
+        return value(await self._send(call, deadline_ms), Appended)
 
     async def diff(
         self,

@@ -11,12 +11,10 @@ from typing import NamedTuple
 from headrace.client import Client
 from headrace.client.models import TopicState, TopicSummary
 from headrace.core.errors import TopicNotFound
-from headrace.spark.options import SourceOptions
+from headrace.spark.options import STAGED, SourceOptions
 
 # So many names are looked at for the one that was meant.
 NAMES_COMPARED_MAX = 10_000
-# In the names of topics in which a sink keeps rows aside (staging.py).
-STAGED = ".staged-"
 # Regular expressions that begin so match only names that begin so.
 _LITERAL = re.compile(r"[A-Za-z0-9_:\-]*")
 

@@ -36,6 +36,8 @@ from headrace.spark.writing.chunks import CHUNK_ROWS_MAX, Chunk
 
 # Below this a call that is tried again once or twice may be stored twice.
 WINDOW_MS_MIN: Final = 30_000
+# A call under a key is given up so long before the topic may have forgotten the key.
+WINDOW_MARGIN_MS: Final = 10_000
 
 # Each costs a producer on the server, and a number here.
 TOPICS_PER_TASK_MAX: Final = 10_000
@@ -155,13 +157,19 @@ class Sending:
 
     def _append(self, chunk: Chunk, number: int) -> Appended:
         sender = self._sender
-        producer = key = None
+        producer = key = deadline_ms = None
         if sender.producer is not None:
             producer = Producer(sender.producer, sender.epoch, number)
         elif sender.key is not None:
             key = f"{sender.key}/{number}"
+            deadline_ms = (self._windows_ms[chunk.topic] or WINDOW_MS_MIN) - WINDOW_MARGIN_MS
         return self._client.append_arrow(
-            chunk.topic, chunk.rows, idempotency_key=key, producer=producer, create=self._create
+            chunk.topic,
+            chunk.rows,
+            idempotency_key=key,
+            producer=producer,
+            create=self._create,
+            deadline_ms=deadline_ms,
         )
 
     def _check(self, topic: str, sent: Sent) -> None:
@@ -189,8 +197,9 @@ class Sending:
             return
         raise PlanNotDeterministic(
             f"a chunk for {topic!r} {what}: this query gives other rows when it runs again",
-            fix="set option mode=staged, or remove what differs from run to run (rand, "
-            "current_timestamp in a UDF, an order that is not total)",
+            fix="remove what differs from run to run (rand, current_timestamp in a UDF, an order "
+            "that is not total), or write with mode=staged from the start: rows of this batch that "
+            "are stored stay, so that it cannot change over half-way",
             detail={"topic": topic, "rows": rows, "stored": stored},
         )
 

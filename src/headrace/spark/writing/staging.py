@@ -34,7 +34,7 @@ from headrace.core.errors import (
     Unreachable,
     WriteFenced,
 )
-from headrace.spark.reading.topics import STAGED
+from headrace.spark.options import STAGED
 from headrace.spark.writing.chunks import CHUNK_BYTES_MAX, CHUNK_ROWS_MAX, Chunk, Cutter
 from headrace.spark.writing.sending import Sender, Sending, stored_rows
 
