@@ -59,6 +59,23 @@ SPARK_FIGURES: tuple[Figure, ...] = (
         ("spark_batch_latency_plan", "ms", "of a batch, planning: p50", None),
         ("spark_batch_latency_log", "ms", "of a batch, Spark's own logs: p50", None),
     ),
+    *_case(
+        "spark_lake",
+        ("spark_lake_sync", "rows/s", f"{_SEALED} into a new lake", at_least(300_000)),
+        ("spark_lake_sync_cpu", "rows/CPU s", "the same, CPU of Java and Python", None),
+        ("spark_lake_sync_typed", "rows/s", "the same with four declared fields", None),
+        ("spark_lake_sync_variant", "rows/s", "the same with a VARIANT", None),
+        ("spark_lake_bytes", "B", "a row in the files of the lake", None),
+        ("spark_lake_verify", "rows/s", "all of it, compared with the server", None),
+        ("spark_lake_typed", "rows/s", "sum by group over declared fields", None),
+        (
+            "spark_lake_typed_ratio", "x", "the same to plain Parquet, best rounds",
+            Goal(False, lambda _: 0.9, ">= 0.9"),
+        ),
+        ("spark_lake_replay", "rows/s", "all of it into a topic of class disk", at_least(300_000)),
+        ("spark_lake_import", "rows/s", "JSON lines into such a topic", at_least(300_000)),
+        ("spark_lake_compact", "s", "1,000 files of 10,000 rows", at_most(60)),
+    ),
     *_serving("spark_serving_alone", f"{_APPENDS}, no scan"),
     *_serving(
         "spark_serving_scan", f"{_APPENDS}, beside a scan",

@@ -39,14 +39,20 @@ LAYERS = {
     "core": (),
     "storage": ("core",),
     "engine": ("core", "storage"),
-    "wire": ("core", "storage", "engine"),
+    # Its worker uses client and spark; the part that a server imports, neither.
+    "pipelines": ("core", "storage", "engine", "client", "spark"),
+    "wire": ("core", "storage", "engine", "pipelines"),
     "server": ("core", "storage", "engine", "wire"),
     "testing": ("core", "storage", "engine"),
     "client": ("core",),
     "console": ("client", "core"),
     "spark": ("client", "core", "storage"),
-    "cli": ("client", "console", "core", "storage", "engine", "wire", "server", "spark"),
-}
+    "lake": ("client", "core", "spark", "storage"),
+    "cli": (
+        "client", "console", "core", "lake", "pipelines", "storage", "engine", "wire", "server",
+        "spark",
+    ),
+}  # fmt: skip
 
 
 class Seam(NamedTuple):

@@ -1,10 +1,10 @@
 """Rewrite requirements/*.txt, the pinned and hashed packages that `./run` installs.
 
-`server.txt` is what the server itself needs; `spark.txt` is what a verb that runs Spark adds to
-it, `test.txt` what the tests add, Spark too.  They are requirement files and not constraint files
-because pip refuses a hashed constraint on a range, and because with a hash for every package
-neither pip nor uv accepts a file that somebody swapped.  The versions hold for each Python that
-pyproject.toml allows.  Needs `uv`; nothing else does.
+`server.txt` is what the server itself needs; `spark.txt` is what a verb that runs Spark (`sql`,
+`lake`, `pipelines run`) adds to it, `test.txt` what the tests add, Spark too.  They are requirement
+files and not constraint files because pip refuses a hashed constraint on a range, and because with
+a hash for every package neither pip nor uv accepts a file that somebody swapped.  The versions hold
+for each Python that pyproject.toml allows.  Needs `uv`; nothing else does.
 
     python tools/lock.py              keep what is pinned, add and drop what pyproject.toml says
     python tools/lock.py --upgrade    move every pin to the newest allowed version
@@ -68,8 +68,8 @@ def main() -> int:
     pins = REQUIREMENTS / ".pins"
     pins.write_text("".join(everything.values()), encoding="utf-8")
     try:
-        server = resolve("--constraint", str(pins))
-        spark = resolve("--extra", "spark", "--constraint", str(pins))
+        server = resolve("--extra", "pipelines", "--constraint", str(pins))
+        spark = resolve("--extra", "pipelines", "--extra", "lake", "--constraint", str(pins))
     finally:
         pins.unlink()
     assert set(server) < set(spark) < set(everything), "each set is a part of the next"

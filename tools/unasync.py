@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 CLIENT = Path(__file__).resolve().parent.parent / "src" / "headrace" / "client"
-FILES = ("pool.py", "queues.py", "client.py")
+FILES = ("pool.py", "queues.py", "pipelines.py", "client.py")
 NOTE = "# Written by tools/unasync.py from _async/{name}: change that, then run it.\n"
 
 # In this order, each on the whole text.
@@ -22,6 +22,7 @@ RULES = (
     (r"\bAsyncClient\b", "Client"),
     (r"\bAsyncPool\b", "Pool"),
     (r"\bAsyncQueueCalls\b", "QueueCalls"),
+    (r"\bAsyncPipelineCalls\b", "PipelineCalls"),
     (r"\b_async\b", "_sync"),
     (r"\b__aenter__\b", "__enter__"),
     (r"\b__aexit__\b", "__exit__"),

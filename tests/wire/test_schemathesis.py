@@ -46,7 +46,13 @@ OPERATIONS = [
 REFUSALS = ["2xx", "401", "403", "404", "409", "422", "429"]
 # What no schema can say: values that are right one by one and cannot be together, and lengths in
 # bytes, where a schema counts characters.
-UNSAYABLE = ("can never fit into", "is its own dead letter topic", " bytes; use ")
+UNSAYABLE = (
+    "can never fit into", "is its own dead letter topic", " bytes; use ",
+    # Of pipelines: SQL, and how sources, schemas and destinations go together.
+    '"code":"sql_refused"', "is no name that SQL takes", "two sources are called",
+    "no source has a schema", "of data without a schema", "would read what it writes",
+    "topic dead_letter together", "unique_by without a watermark",
+)  # fmt: skip
 
 
 class Report(NamedTuple):

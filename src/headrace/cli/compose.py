@@ -25,6 +25,7 @@ from headrace.wire.metrics import Metrics
 from headrace.wire.metrics_process import ProcessWatch, watch_process
 from headrace.wire.native import TOPICS
 from headrace.wire.native_live import LiveApi
+from headrace.wire.native_pipelines import PipelinesApi
 from headrace.wire.native_probes import Probes
 from headrace.wire.native_queue import queue_routes
 from headrace.wire.native_routers import RoutersApi
@@ -88,6 +89,7 @@ def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
             *native.routes(),
             *queue_routes(engine, metrics, memory),
             *RoutersApi(engine, settings).routes(),
+            *PipelinesApi(engine, settings).routes(),
             *SegmentsApi(engine, settings).routes(),
             *live.routes(),
             *probes.routes(),

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import headrace
-from headrace.cli import data, sql
+from headrace.cli import data, importing, lake, lake_replay, pipelines, pipelines_run, sql
 from headrace.cli.options import Verb, add_settings, print_json, print_table, settings_of
 from headrace.core import config
 from headrace.core.errors import ConfigError, HeadraceError, typed
@@ -61,6 +61,11 @@ VERBS: tuple[Verb, ...] = (
     Verb(("config", "show"), "print every setting", _config_show_arguments, _config_show),
     *data.VERBS,
     *sql.VERBS,
+    *lake.VERBS,
+    *lake_replay.VERBS,
+    *importing.VERBS,
+    *pipelines.VERBS,
+    *pipelines_run.VERBS,
 )
 
 

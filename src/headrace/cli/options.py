@@ -51,10 +51,11 @@ def settings_of(options: argparse.Namespace) -> config.Configuration:
 
 
 def _config_file(path: str | None) -> tuple[str, str] | None:
-    return None if path is None else (path, _read_text(path, fix="name a TOML file"))
+    return None if path is None else (path, read_text(path, fix="name a TOML file"))
 
 
-def _read_text(path: str, *, fix: str) -> str:
+def read_text(path: str, *, fix: str) -> str:
+    """What a file holds; `ConfigError` if it cannot be read."""
     directory, name = os.path.split(path)
     try:
         return read_file(RealFilesystem(directory), name).decode()
@@ -96,7 +97,7 @@ def server_of(options: argparse.Namespace) -> ServerAddress:
     url = options.url or os.environ.get(URL_VARIABLE) or default_url()
     token = os.environ.get(TOKEN_VARIABLE) or None
     if options.token_file is not None:
-        token = _read_text(options.token_file, fix="name a file that holds an API key").strip()
+        token = read_text(options.token_file, fix="name a file that holds an API key").strip()
     return ServerAddress(url, token, options.ca_file)
 
 

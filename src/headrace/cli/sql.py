@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.spark.options import Connection
-    from headrace.spark.sql.tables import Answer, Tables
+    from headrace.spark.sql.tables import Answer, History, Tables
 
 # A table is collected before it is shown; CSV and JSON are written as rows come.
 TABLE_ROWS_MAX = 1_000
@@ -31,6 +32,7 @@ TABLE_ROWS_MAX = 1_000
 RETRY_MS = 30_000
 CANCEL_LOOK_SECONDS = 0.5
 FORMATS = ("table", "csv")
+LAKE_VARIABLE = "HEADRACE_LAKE"
 
 Result = TypeVar("Result")
 
@@ -51,6 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"at most so many rows (a table: {TABLE_ROWS_MAX}; csv and json: all)",
     )
     parser.add_argument("--verbose", action="store_true", help="say where each topic was cut")
+    parser.add_argument(
+        "--lake",
+        metavar="PLACE",
+        help=f"answer from this lake as far as it goes; else ${LAKE_VARIABLE}, else from none",
+    )
+    parser.add_argument(
+        "--origin", action="store_true", help="a column `origin`: lake, segments or tail"
+    )
     add_server(parser)
     add_spark(parser)
 
@@ -85,6 +95,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the statement, those of stdin, or the shell."""
     if options.limit is not None and options.limit < 1:
         raise ConfigError(f"--limit {options.limit} shows nothing", fix="give a number above 0")
+    if options.origin and not (options.lake or os.environ.get(LAKE_VARIABLE)):
+        raise ConfigError("--origin needs a lake", fix=f"name one: --lake, or ${LAKE_VARIABLE}")
     settings = settings_of_spark(options)
     statements = _statements(options)
     if statements == []:
@@ -116,6 +128,19 @@ def _connect(options: argparse.Namespace) -> Connection:
     with Client(server.url, token=server.token, tls=server.ca_file, deadline_ms=0) as client:
         client.health()
     return Connection(server.url, server.token, server.ca_file, retry_timeout_ms=RETRY_MS)
+
+
+def _history(
+    options: argparse.Namespace, spark: SparkSession, connection: Connection
+) -> History | None:
+    """What a lake has, if one is named."""
+    place = options.lake or os.environ.get(LAKE_VARIABLE)
+    if not place:
+        return None
+    from headrace.lake.frames import LakeHistory
+    from headrace.lake.layout import Lake
+
+    return LakeHistory(spark, Lake(place), connection)
 
 
 class OutputClosed(BrokenPipeError):
@@ -178,7 +203,10 @@ class Runner:
             from headrace.spark.sql.tables import Tables
 
             with waiting("starting Spark ..."):
-                self._tables = Tables(start_spark(self._options, self._settings), self._connection)
+                spark = start_spark(self._options, self._settings)
+                history = _history(self._options, spark, self._connection)
+                origins = self._options.origin
+                self._tables = Tables(spark, self._connection, history, origins=origins)
         return self._tables
 
     def _progress(self, spark: SparkSession) -> contextlib.AbstractContextManager[None]:

@@ -67,7 +67,7 @@ def _path(topic: str, tail: str = "") -> str:
     return f"/v0/topics/{quote(topic, safe='')}{tail}"
 
 
-def _query(**parameters: str | int | None) -> str:
+def query_text(**parameters: str | int | None) -> str:
     given = {name: value for name, value in parameters.items() if value is not None}
     return f"?{urlencode(given, quote_via=quote)}" if given else ""
 
@@ -167,7 +167,7 @@ def append_arrow(
         headers["idempotency-key"] = key
     repeatable = key is not None or producer is not None
     body = sink.getvalue().to_pybytes()
-    query = _query(
+    query = query_text(
         return_seqs="false",
         expected_head_seq=expected_head_seq,
         create=None if create is None else str(create).lower(),
@@ -223,7 +223,7 @@ def topic(topic: str, touch: bool) -> Call:
 
 
 def topics(prefix: str, page_size: int | None, cursor: str | None) -> Call:
-    query = _query(prefix=prefix or None, page_size=page_size, cursor=cursor)
+    query = query_text(prefix=prefix or None, page_size=page_size, cursor=cursor)
     return Call("GET", f"/v0/topics{query}", True)
 
 
@@ -251,7 +251,7 @@ def router(router: str) -> Call:
 def routers(
     prefix: str, source: str | None, dest: str | None, page_size: int | None, cursor: str | None
 ) -> Call:
-    query = _query(
+    query = query_text(
         prefix=prefix or None, source=source, dest=dest, page_size=page_size, cursor=cursor
     )
     return Call("GET", f"/v0/routers{query}", True)

@@ -170,6 +170,30 @@ class RouterCycle(ClientError):
     status = 409
 
 
+class PipelineNotFound(ClientError):
+    """No pipeline of this name; detail `pipeline`."""
+
+    code = "pipeline_not_found"
+    status = 404
+
+    @classmethod
+    def named(cls, name: object) -> PipelineNotFound:
+        return cls(f"no pipeline {name!r}", fix="declare it first", detail={"pipeline": name})
+
+
+class SqlRefused(ClientError):
+    """The SQL of a pipeline does not parse or is not allowed; detail `line`, `column` if known."""
+
+    code = "sql_refused"
+
+
+class CheckpointIncompatible(ClientError):
+    """A pipeline was changed so that its checkpoint does not fit any more."""
+
+    code = "checkpoint_incompatible"
+    status = 409
+
+
 class TopicExistsIncompatible(ClientError):
     """The topic exists with a type, kind or epoch that this call contradicts."""
 
@@ -238,6 +262,13 @@ class PlanNotDeterministic(ClientError):
     """A query gave other rows when it ran again than those that it had written."""
 
     code = "plan_not_deterministic"
+    status = 409
+
+
+class LakeConflict(ClientError):
+    """Another writer committed to a table of the lake since this one looked at it."""
+
+    code = "lake_conflict"
     status = 409
 
 

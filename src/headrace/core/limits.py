@@ -19,6 +19,8 @@ topic_name_bytes_max: Final = 600
 native_topic_name_bytes_max: Final = 255
 producer_id_bytes_max: Final = 256
 reserved_topic_prefixes: Final = ("ds:", "s2:")
+# Topics that the server keeps for itself begin so: everybody reads them, nobody else writes them.
+own_topic_prefix: Final = "_"
 
 # Numbers.  A seq travels as a JSON number, which many readers hold in a double.
 seq_max: Final = (1 << 53) - 1
@@ -47,6 +49,17 @@ priority_max: Final = 1_000
 router_hops_max: Final = 8
 # Ranges that a topic announces because a router's source had lost them; routers wait beyond.
 source_trims_max: Final = 10_000
+
+# Pipelines.  A declaration is parsed when it comes, so that what it may cost is bounded.
+pipeline_name_bytes_max: Final = 100
+pipeline_sources_max: Final = 16
+pipeline_keys_max: Final = 8
+pipeline_sql_bytes_max: Final = 16 * KIB
+pipeline_sql_depth_max: Final = 32
+pipeline_schema_bytes_max: Final = 16 * KIB
+pipeline_arguments_bytes_max: Final = 16 * KIB
+pipelines_max: Final = 1_000
+pipeline_error_bytes_max: Final = 4 * KIB
 
 # Storage.
 wal_shards_max: Final = 64

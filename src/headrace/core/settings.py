@@ -86,6 +86,14 @@ class Settings:
         ),
     ] = ""
 
+    lake: Annotated[
+        str,
+        _text(
+            "Where `headrace lake` keeps tables: a directory, or an s3:// or gs:// address; empty:"
+            " `lake` in the data directory."
+        ),
+    ] = ""
+
     # Who may connect, and from where.
     api_keys: Annotated[
         str,

@@ -64,6 +64,14 @@ class Extended(msgspec.Struct, frozen=True):
     deadlines: dict[int, int]
 
 
+class Holder(msgspec.Struct, frozen=True):
+    """Who holds a job, by which lease, until when."""
+
+    node: str
+    lease_id: int
+    deadline: int
+
+
 class QueueCounts(msgspec.Struct, frozen=True):
     """A queue at a glance; jobs on their way out are in none of the first three."""
 

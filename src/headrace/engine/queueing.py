@@ -37,6 +37,7 @@ from headrace.engine.queue_types import (
     Acked,
     Claimed,
     Extended,
+    Holder,
     Nacked,
     QueueCounts,
     check_ms,
@@ -245,6 +246,13 @@ class Queues:
         self._tick(topic)
         ready = queue.ready(topic.count)
         return QueueCounts(ready, queue.in_flight, queue.delayed, queue.dead_lettered)
+
+    def holder(self, name: str, seq: int) -> Holder | None:
+        """Who holds a job, now; None: nobody."""
+        topic = self._topic(name)
+        self._tick(topic)
+        grant = None if topic.queue is None else topic.queue.leases.get(seq)
+        return None if grant is None else Holder(grant.node, grant.lease_id(seq), grant.deadline)
 
     @property
     def leases(self) -> int:

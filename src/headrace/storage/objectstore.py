@@ -205,6 +205,13 @@ class ObjectStore:
             if info.type == pafs.FileType.File
         )
 
+    def folders(self) -> Sequence[str]:
+        """The names of all directories at the top."""
+        selector = pafs.FileSelector(self._root, allow_not_found=True)
+        with self.reaching(""):
+            infos = self._fs.get_file_info(selector)
+        return sorted(info.base_name for info in infos if info.type == pafs.FileType.Directory)
+
     def describe(self, path: str) -> str:
         base, mark, query = self._shown.partition("?")
         joined = "/".join(filter(None, (base.rstrip("/"), path)))

@@ -18,6 +18,7 @@ from headrace.core.limits import (
 from headrace.core.settings import Settings
 from headrace.engine.topic_config import I32_MAX, U64_MAX
 from headrace.wire.json_schema import REF, Extra, Schema
+from headrace.wire.pipeline_notes import PIPELINE_DESCRIPTIONS, pipeline_limits
 
 NAME_PATTERN: Final = (
     f"^(?!ds:|s2:)[A-Za-z0-9][A-Za-z0-9._:-]{{0,{native_topic_name_bytes_max - 1}}}$"
@@ -30,6 +31,7 @@ _LEASE_IDS: Final = "One for each seq, as the claim gave it; an empty string sta
 
 # By type and direction, then by field.
 DESCRIPTIONS: Final[dict[str, dict[str, str]]] = {
+    **PIPELINE_DESCRIPTIONS,
     "TopicConfig:request": {
         "type": "Never changes. Records of a `queue` are jobs, which can be claimed.",
         "ttl_ms": "Age at which a record goes; 0: never.",
@@ -184,6 +186,7 @@ def limits_of(settings: Settings) -> Extra:
             "max_batch_bytes": u64,
             "": {"required": ["topics"]},
         },
+        **pipeline_limits(u64, holder),
         "StateAnswer:answer": {"effective_priority": priority},
         "ListedTopic:answer": {"effective_priority": priority},
     }

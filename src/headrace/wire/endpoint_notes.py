@@ -6,44 +6,25 @@ is a route's method and template; a test compares the keys with the table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from headrace.core.limits import seq_max
+from headrace.pipelines.declaration import NAME_PATTERN as PIPELINE_NAME_PATTERN
 from headrace.wire.body_notes import NAME_PATTERN, ROUTER_NAME_PATTERN
 from headrace.wire.json_schema import Schema
+from headrace.wire.note import Note
+from headrace.wire.pipeline_notes import PIPELINE_NOTES
 
 GROUPS: Final = {
     "topics": "Create, look at, list and delete topics.",
     "records": "Append records, read them, delete them.",
     "queues": "Lease records as jobs, and acknowledge them.",
     "routers": "Copy what is appended to one topic into others.",
+    "pipelines": "Compute over topics, with Spark.",
     "live": "Hear of records as they come.",
     "history": "Sealed files, for programs that read them directly.",
     "server": "Probes, metrics and this document.",
 }
-
-
-class Note(NamedTuple):
-    """The documentation of one endpoint."""
-
-    group: str = "server"
-    operation: str = ""
-    description: str = ""
-    success: str = "Done."
-    created: str = ""  # what 201 means, where it is possible
-    errors: tuple[str, ...] = ()
-    headers: tuple[str, ...] = ()
-    body_optional: bool = False
-    creates: bool = False  # the topic of the path, if it is not there
-    takes_arrow: bool = False
-    gives_arrow: bool = False
-    gives_events: bool = False
-    gives_text: bool = False
-    gives_object: bool = False
-    upgrades: bool = False
-    request_examples: Mapping[str, object] = {}
-    answer_example: object = None
 
 
 NO_NOTE: Final = Note()
@@ -52,6 +33,7 @@ NO_NOTE: Final = Note()
 NEW_NAMES: Final[dict[str, Schema]] = {
     "topic": {"type": "string", "pattern": NAME_PATTERN},
     "router": {"type": "string", "pattern": ROUTER_NAME_PATTERN},
+    "pipeline": {"type": "string", "pattern": PIPELINE_NAME_PATTERN},
 }
 # true, 1, false and 0 mean what they say; anything else is the default.
 _FLAG: Final[Schema] = {"type": ["boolean", "string"]}
@@ -68,6 +50,12 @@ PATH_PARAMETERS: Final[dict[str, Schema]] = {
         "description": "The router's name, percent-encoded.",
         "schema": {"type": "string", "minLength": 1},
         "example": "orders-to-audit",
+    },
+    "pipeline": {
+        "name": "pipeline",
+        "description": "The pipeline's name.",
+        "schema": {"type": "string", "minLength": 1},
+        "example": "per-minute",
     },
     "pin": {
         "name": "pin",
@@ -337,6 +325,7 @@ NOTES: Final[dict[tuple[str, str], Note]] = {
         "By name, as they are now. `next_cursor` is there unless this was the last page. A key "
         "with prefixes sees the routers whose name, source and dest it may use.",
     ),
+    **PIPELINE_NOTES,
     ("POST", "/v0/topics/{topic}/claim"): Note(
         "queues",
         "claim",

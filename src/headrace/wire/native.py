@@ -22,7 +22,12 @@ from headrace.core.errors import (
     InvalidRequest,
     UnsupportedMediaType,
 )
-from headrace.core.limits import native_topic_name_bytes_max, reserved_topic_prefixes, seq_max
+from headrace.core.limits import (
+    native_topic_name_bytes_max,
+    own_topic_prefix,
+    reserved_topic_prefixes,
+    seq_max,
+)
 from headrace.engine.topic_config import EPHEMERAL, MEMORY, TopicConfig, decode_config
 from headrace.wire.exchange import JSON, Exchange, Header, Headers, Key, Reply
 
@@ -149,6 +154,23 @@ def check_new_name(name: str) -> None:
         )
     if name.startswith(reserved_topic_prefixes):
         raise InvalidRequest(f"{name!r} starts with a reserved prefix", fix="use another name")
+
+
+def check_not_own(name: str) -> None:
+    """Refuse to write to a topic that the server keeps for itself; to read it is allowed.
+
+    >>> check_not_own("orders")
+    >>> check_not_own("_pipelines")
+    Traceback (most recent call last):
+    headrace.core.errors.Forbidden: '_pipelines' is a topic of the server itself; read it, or use \
+the calls that it belongs to
+    """
+    if name.startswith(own_topic_prefix):
+        raise Forbidden(
+            f"{name!r} is a topic of the server itself",
+            fix="read it, or use the calls that it belongs to",
+            detail={"topic": name},
+        )
 
 
 def check_dead_letter(config: TopicConfig, key: Key | None) -> None:

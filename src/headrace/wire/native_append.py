@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from headrace.core.errors import Forbidden, InvalidRequest
+from headrace.core.limits import own_topic_prefix
 from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
 from headrace.engine.admission import PLAIN, Append, check_batch
@@ -27,6 +28,7 @@ from headrace.wire.native import (
     check_dead_letter,
     check_json_type,
     check_new_name,
+    check_not_own,
     check_u64,
     decode_json,
     encode,
@@ -76,6 +78,8 @@ class AppendApi:
         batch = self.batch_of(body)
         if name not in self._topics:
             self.check_new(name, batch, how)
+        elif name[0] == own_topic_prefix:
+            check_not_own(name)
         with_seqs = not exchange.query or flag(query_of(exchange), "return_seqs", True)
         self.submit(exchange, name, batch, how, with_seqs)
 
@@ -118,6 +122,8 @@ class AppendApi:
             how = how._replace(disable_backpressure=True)
         if name not in self._topics:
             self.check_new(name, batch, how)
+        elif name[0] == own_topic_prefix:
+            check_not_own(name)
         self.submit(exchange, name, batch, how, flag(query, "return_seqs", False))
 
     # What was asked for

@@ -9,17 +9,19 @@ the topic.  Who may have which job is the engine's business; the stream of jobs 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
 
 from headrace.core.errors import Forbidden, InvalidRequest
+from headrace.core.limits import own_topic_prefix
 from headrace.core.runtime import Ticket
 from headrace.engine.engine import Engine
 from headrace.engine.queue_moves import MOVE_JOBS_MAX, Redrive, Redriven
 from headrace.engine.queue_types import Acked, Claimed, Extended, Job, Nacked
 from headrace.wire import native_queue_types as types
-from headrace.wire.exchange import Exchange
+from headrace.wire.exchange import Exchange, Key
 from headrace.wire.metrics import Metrics
 from headrace.wire.native import (
     BOXES,
@@ -28,6 +30,7 @@ from headrace.wire.native import (
     Timing,
     Vocabulary,
     answer_object,
+    check_not_own,
     check_u64,
     decode,
     encode,
@@ -72,6 +75,7 @@ class QueueApi:
         if not exchange.body:
             raise InvalidRequest("the body is empty", fix='send at least {"node":"..."}')
         body = decode(exchange, _CLAIM)
+        check_not_own(exchange.params[0])
         lease_ms = check_u64("lease_ms", body.lease_ms)
         most = check_u64("max", body.max)
         ticket = self._queues.claim(
@@ -100,6 +104,7 @@ class QueueApi:
     def ack(self, exchange: Exchange) -> None:
         """Jobs are done: they are deleted."""
         body = decode(exchange, _ACK)
+        check_not_own(exchange.params[0])
         ticket = self._queues.ack(exchange.params[0], body.node, _seqs(body.seqs), body.lease_ids)
 
         def fields(done: Acked) -> dict[str, object]:
@@ -119,6 +124,7 @@ class QueueApi:
     def nack(self, exchange: Exchange) -> None:
         """Give jobs back."""
         body = decode(exchange, _NACK)
+        check_not_own(exchange.params[0])
         ticket = self._queues.nack(
             exchange.params[0],
             body.node,
@@ -141,6 +147,7 @@ class QueueApi:
     def extend(self, exchange: Exchange) -> None:
         """Hold jobs longer."""
         body = decode(exchange, _EXTEND)
+        check_not_own(exchange.params[0])
         lease_ms = check_u64("lease_ms", body.lease_ms)
         assert lease_ms is not None
         ticket = self._queues.extend(
@@ -162,6 +169,7 @@ class QueueApi:
     def redrive(self, exchange: Exchange) -> None:
         """Move dead letters back to where they came from, a step at a time."""
         body = decode(exchange, _REDRIVE) if exchange.body else _ALL
+        check_not_own(exchange.params[0])
         key = exchange.key
         if key is not None and body.to is not None and not key.allows_name(body.to):
             raise Forbidden(
@@ -176,8 +184,7 @@ class QueueApi:
             from_seq=check_u64("from_seq", body.from_seq) or 0,
             limit=check_u64("limit", body.limit) or MOVE_JOBS_MAX,
         )
-        if key is not None:
-            asked = msgspec.structs.replace(asked, allowed=key.allows_name)
+        asked = msgspec.structs.replace(asked, allowed=partial(_may_get, key))
 
         def fields(done: Redriven) -> dict[str, object]:
             self._metrics.jobs("redriven", done.moved)
@@ -219,6 +226,11 @@ def job_out(job: Job) -> types.JobOut:
     return types.JobOut(
         job.seq, job.lease_id, job.deadline, job.ts, job.deliveries, data, tag, meta
     )
+
+
+def _may_get(key: Key | None, name: str) -> bool:
+    """Whether dead letters may go to this queue, wherever they say that they came from."""
+    return not name.startswith(own_topic_prefix) and (key is None or key.allows_name(name))
 
 
 def _seqs(seqs: list[int]) -> list[int]:

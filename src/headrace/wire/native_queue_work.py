@@ -28,7 +28,7 @@ from headrace.wire import sse
 from headrace.wire.exchange import EVENT_STREAM, Exchange, Key, Outlet
 from headrace.wire.live_json import error_message
 from headrace.wire.live_stream import Common, LiveStream
-from headrace.wire.native import BOXES, TOPICS, Vocabulary, encode, query_of
+from headrace.wire.native import BOXES, TOPICS, Vocabulary, check_not_own, encode, query_of
 from headrace.wire.native_append import whole_number
 from headrace.wire.native_queue import job_out
 from headrace.wire.native_watch import STREAM_HEADERS, check_accepts_events
@@ -110,6 +110,7 @@ class WorkApi:
         check_accepts_events(exchange)
         name, query = exchange.params[0], query_of(exchange)
         work = Work(name, query, exchange.key, vocabulary, self._node_bytes_max)
+        check_not_own(name)
         topic = self.common.hub.engine.queues.topic(name)
         if exchange.method == "HEAD":
             exchange.answer(200, b"", EVENT_STREAM, STREAM_HEADERS)

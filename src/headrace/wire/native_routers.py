@@ -25,6 +25,7 @@ from headrace.wire.native import (
     Timing,
     answer_object,
     check_new_name,
+    check_not_own,
     check_u64,
     decode,
     encode,
@@ -161,6 +162,7 @@ class RoutersApi:
             for topic in (body.source, body.dest):
                 if topic not in self._engine.core.by_name:
                     check_new_name(topic)
+        check_not_own(body.dest)
         options = RouterOptions(
             source=body.source,
             dest=body.dest,

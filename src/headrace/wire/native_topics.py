@@ -27,6 +27,7 @@ from headrace.wire.native import (
     check_dead_letter,
     check_json_type,
     check_new_name,
+    check_not_own,
     check_u64,
     decode,
     encode,
@@ -67,6 +68,7 @@ class TopicsApi:
             config = self._vocabulary.read_config(exchange.body)
         if name not in self._engine.core.by_name:
             check_new_name(name)
+        check_not_own(name)
         check_dead_letter(config, exchange.key)
 
         def answer(ticket: Ticket[Put]) -> None:
@@ -157,6 +159,7 @@ class TopicsApi:
     def delete(self, exchange: Exchange) -> None:
         """Delete a topic and everything in it; absent is no error."""
         name = exchange.params[0]
+        check_not_own(name)
         if_empty = flag(query_of(exchange), "if_empty", False)
 
         def answer(ticket: Ticket[Deleted]) -> None:
@@ -176,6 +179,7 @@ class TopicsApi:
     def delete_records(self, exchange: Exchange) -> None:
         """Delete records below a seq, by tag, or both at once."""
         body = decode(exchange, _DELETE_DECODER)
+        check_not_own(exchange.params[0])
         if body.before_seq is None and body.match is None:
             raise InvalidRequest("nothing to delete by", fix="send before_seq, match or both")
         match = None if body.match is None else parse_match(body.match)

@@ -25,7 +25,14 @@ from headrace.wire.exchange import Exchange, Key, Outlet
 from headrace.wire.live_json import deleted_message, error_message, messages_of, paced_message
 from headrace.wire.live_stream import Common, Followed, LiveStream, Place
 from headrace.wire.metrics import Metrics
-from headrace.wire.native import TOPICS, check_dead_letter, check_u64, decode_json, encode
+from headrace.wire.native import (
+    TOPICS,
+    check_dead_letter,
+    check_not_own,
+    check_u64,
+    decode_json,
+    encode,
+)
 from headrace.wire.native_append import AppendApi
 from headrace.wire.native_live_types import TopicStart, WatchedTopic
 from headrace.wire.native_watch import Views, place_in, positions_of
@@ -293,6 +300,7 @@ class WebSocket(LiveStream):
         batch = api.append.batch_of(command)
         if name not in self._common.hub.engine.core.by_name:
             api.append.check_new(name, batch, how)
+        check_not_own(name)
         self._publishing += 1
         with_seqs = command.return_seqs is not False
         request_id = Raw(bytes(command.request_id))  # not a view of the whole message

@@ -24,11 +24,11 @@ from headrace.wire.endpoint_notes import (
     NOTES,
     PARAMETERS,
     PATH_PARAMETERS,
-    Note,
 )
 from headrace.wire.exchange import ARROW_STREAM, EVENT_STREAM
 from headrace.wire.json_schema import Components, Schema
 from headrace.wire.native_types import ErrorAnswer
+from headrace.wire.note import Note
 from headrace.wire.routes import Route
 
 BINARY: Final[Schema] = {"type": "string", "format": "binary"}

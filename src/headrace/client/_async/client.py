@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from headrace.client import calls
 from headrace.client._async.net import pause
+from headrace.client._async.pipelines import AsyncPipelineCalls
 from headrace.client._async.pool import AsyncPool
 from headrace.client._async.queues import AsyncQueueCalls
 from headrace.client.answers import failure, value
@@ -58,7 +59,7 @@ FOLLOW_WAIT_MS: Final = 25_000
 FOLLOW_LIMIT: Final = 1_000
 
 
-class AsyncClient(AsyncQueueCalls):
+class AsyncClient(AsyncQueueCalls, AsyncPipelineCalls):
     """A client of one server, for asyncio.
 
     `token` is an API key.  `tls` replaces the default TLS context of an https address; the name of

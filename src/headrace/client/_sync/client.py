@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from headrace.client import calls
 from headrace.client._sync.net import pause
+from headrace.client._sync.pipelines import PipelineCalls
 from headrace.client._sync.pool import Pool
 from headrace.client._sync.queues import QueueCalls
 from headrace.client.answers import failure, value
@@ -59,7 +60,7 @@ FOLLOW_WAIT_MS: Final = 25_000
 FOLLOW_LIMIT: Final = 1_000
 
 
-class Client(QueueCalls):
+class Client(QueueCalls, PipelineCalls):
     """A client of one server; threads may share it.
 
     `token` is an API key.  `tls` replaces the default TLS context of an https address; the name of

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from pyspark.errors import AnalysisException, PySparkException
@@ -47,8 +47,8 @@ SOURCE = {
     "meta": "string",
     "data": "binary",
 }
-# What is asked for where nothing is known of the statement.
-EVERYTHING = Use(set(SOURCE), places=0)
+# On request a table says which part each row came from: `lake`, `segments` or `tail`.
+ORIGIN = "origin"
 TOPICS_PER_STATEMENT_MAX = 100
 NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
 # An explanation has the same tables as what it explains, and no error where one is missing.
@@ -62,12 +62,41 @@ class Answer(NamedTuple):
     cuts: dict[str, TopicHead]
 
 
-class Tables:
-    """The topics of one server as tables of one session."""
+class Past(NamedTuple):
+    """What somebody else has of a topic: rows up to `to_seq`; the server has all after it.
 
-    def __init__(self, spark: SparkSession, connection: Connection) -> None:
+    What is not sealed yet begins at `tail_from`.
+    """
+
+    frame: DataFrame | None
+    to_seq: int
+    tail_from: int
+
+
+# Asked for a topic, cut where a statement cuts it, and for columns of the source in their order.
+History = Callable[[TopicHead, Sequence[str]], Past]
+
+
+class Tables:
+    """The topics of one server as tables of one session.
+
+    With `history` older rows come from there.  `origins` adds a column that says where each row
+    came from, and needs a history.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        connection: Connection,
+        history: History | None = None,
+        *,
+        origins: bool = False,
+    ) -> None:
+        assert history is not None or not origins, "only a history knows where rows come from"
         self.spark = spark
         self._connection = connection
+        self._history = history
+        self._origins = origins
 
     def cancel(self) -> None:
         """End what runs now; whoever waits for it gets an error of Spark."""
@@ -82,7 +111,7 @@ class Tables:
 
         At the end of the block a topic that was created anew meanwhile is an error.
         """
-        views = _Views(self.spark, self._connection, statement)
+        views = _Views(self.spark, self._connection, statement, self._history, self._origins)
         try:
             needs = views.needs()
             views.start(needs)
@@ -96,7 +125,19 @@ class Tables:
 class _Views:
     """The views of one statement."""
 
-    def __init__(self, spark: SparkSession, connection: Connection, statement: str) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        connection: Connection,
+        statement: str,
+        history: History | None,
+        origins: bool,
+    ) -> None:
+        self._history = history
+        self._source = SOURCE | ({ORIGIN: "string"} if origins else {})
+        self._columns = COLUMNS | ({ORIGIN: ORIGIN} if origins else {})
+        # What is asked for where nothing is known of the statement.
+        self._everything = Use(set(self._source), places=0)
         self._spark = spark
         self._connection = connection
         self._statement = statement
@@ -115,7 +156,7 @@ class _Views:
         def stand_in(topic: str) -> None:
             self._head(topic)
             names.append(topic)
-            self._view(topic, self._stand_in(len(names)), set(SOURCE))
+            self._view(topic, self._stand_in(len(names)).toDF(*self._source))
 
         try:
             query = _EXPLAIN.sub("", self._statement, count=1)
@@ -128,12 +169,13 @@ class _Views:
         finally:
             self._drop()
         return {
-            topic: _of_source(used.get(f"{at}:topic")) for at, topic in enumerate(names, start=1)
+            topic: _of_source(used.get(f"{at}:topic"), self._everything)
+            for at, topic in enumerate(names, start=1)
         }
 
     def _stand_in(self, number: int) -> DataFrame:
         """A table without rows, whose columns say which topic they stand for."""
-        types = ", ".join(f"`{number}:{name}` {kind}" for name, kind in SOURCE.items())
+        types = ", ".join(f"`{number}:{name}` {kind}" for name, kind in self._source.items())
         if is_in_process(self._spark):
             # Not a list: a table that is known to be empty is left out of a plan.
             return self._spark.createDataFrame(self._spark.sparkContext.emptyRDD(), types)
@@ -150,16 +192,32 @@ class _Views:
         """Make the view of a topic."""
         cut = self.cuts.get(topic) or self._head(topic)
         self.cuts[topic] = cut
-        use = self._needs.get(topic, EVERYTHING)
-        reader = self._spark.read.format("headrace").option("subscribe", topic)
-        for name, value in self._options(cut, use).items():
-            reader = reader.option(name, value)
-        self._view(topic, reader.load(), use.columns)
+        use = self._needs.get(topic, self._everything)
+        wanted = use.columns | ({"seq"} if ORIGIN in use.columns else set())
+        columns = [name for name in SOURCE if name in wanted]
+        if self._history is None:
+            self._view(topic, self._live(cut, columns, use, 0))
+            return
+        past = self._history(cut, columns)
+        old, tail = "'lake'", f"if(seq >= {past.tail_from}, 'tail', 'segments')"
+        parts = [] if past.frame is None else [_marked(past.frame, old, use)]
+        if past.to_seq < cut.head or not parts:
+            parts.append(_marked(self._live(cut, columns, use, past.to_seq), tail, use))
+        self._view(topic, parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1]))
 
-    def _options(self, cut: TopicHead, use: Use) -> dict[str, str]:
+    def _live(self, cut: TopicHead, columns: list[str], use: Use, after: int) -> DataFrame:
+        """What the server has after a seq, up to the cut."""
+        reader = self._spark.read.format("headrace").option("subscribe", cut.topic)
+        for name, value in self._options(cut, columns, use).items():
+            reader = reader.option(name, value)
+        if after >= cut.earliest:
+            reader = reader.option("startingSeqs", json.dumps({cut.topic: after + 1}))
+        return reader.load()
+
+    def _options(self, cut: TopicHead, columns: list[str], use: Use) -> dict[str, str]:
         options = {
             "url": self._connection.url,
-            "columns": ",".join(name for name in SOURCE if name in use.columns),
+            "columns": ",".join(columns),
             "endingSeqs": json.dumps({cut.topic: cut.head + 1}),
             "pushFilters": "true" if use.places == 1 else "false",
             "retryTimeout": f"{self._connection.retry_timeout_ms}ms",
@@ -170,14 +228,12 @@ class _Views:
             options["caFile"] = self._connection.ca_file
         return options
 
-    def _view(self, topic: str, source: DataFrame, columns: set[str]) -> None:
+    def _view(self, topic: str, named: DataFrame) -> None:
         """A view has every column; what is not needed is null."""
-        have = dict(zip((n for n in SOURCE if n in columns), source.columns, strict=True))
-        named = source.toDF(*have)
-        for name in SOURCE:
-            if name not in have:
-                named = named.selectExpr("*", f"cast(null as {SOURCE[name]}) as {name}")
-        view = named.selectExpr(*(f"{what} as {name}" for name, what in COLUMNS.items()))
+        for name, kind in self._source.items():
+            if name not in named.columns:
+                named = named.selectExpr("*", f"cast(null as {kind}) as {name}")
+        view = named.selectExpr(*(f"{what} as {name}" for name, what in self._columns.items()))
         view.createOrReplaceTempView(_quoted(topic))
         self._registered.append(topic)
 
@@ -248,10 +304,15 @@ class _Views:
         self._registered.clear()
 
 
-def _of_source(use: Use | None) -> Use:
+def _marked(frame: DataFrame, origin: str, use: Use) -> DataFrame:
+    """Rows with where they came from, if a statement asks for it."""
+    return frame.selectExpr("*", f"{origin} AS {ORIGIN}") if ORIGIN in use.columns else frame
+
+
+def _of_source(use: Use | None, everything: Use) -> Use:
     """What to ask the source for, by the stand-in's columns that a plan uses."""
     if use is None:
-        return EVERYTHING
+        return everything
     # `seq` is the cheapest column, for a statement that only counts rows.
     columns = {name.partition(":")[2] for name in use.columns} or {"seq"}
     return Use(columns, use.places)

@@ -1,0 +1,431 @@
+"""`headrace lake`: the history of topics as Delta tables, kept up to date, checked and tidied.
+
+Every verb prints for people, or one JSON document with `--json`; exit code 0 means that all is as
+it should be, 1 that something is not.  Spark and Delta are imported when a verb runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TypeVar
+
+from headrace.cli.options import (
+    ServerAddress,
+    Verb,
+    add_server,
+    print_json,
+    print_table,
+    server_of,
+    settings_of,
+)
+from headrace.cli.sql import (
+    WorkThread,
+    add_spark,
+    settings_of_spark,
+    spark_errors,
+    start_spark,
+    waiting,
+)
+from headrace.core import config
+from headrace.core.errors import ConfigError, HeadraceError, NotFound
+from headrace.core.settings import RULES
+from headrace.core.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.lake.copying import Copied, CopyJob
+    from headrace.lake.layout import Lake
+    from headrace.lake.replay import ReplayJob
+    from headrace.lake.sync import Result, Synced
+    from headrace.lake.table import Table
+    from headrace.lake.tasks import Failed, Runner
+    from headrace.lake.verify import Verified
+    from headrace.spark.options import Connection
+
+Done = TypeVar("Done")
+
+EXIT_NOT_ALL = 1
+# A server that does not answer for so long is an error, which the next round may not have.
+RETRY_MS = 60_000
+TOPICS = "topics, separated by commas"
+
+
+def _add_tables(parser: argparse.ArgumentParser, topics: str) -> None:
+    """Which topics, and where the lake is."""
+    parser.add_argument("--topics", metavar="NAMES", default="", help=topics)
+    add_lake(parser)
+
+
+def add_lake(parser: argparse.ArgumentParser) -> None:
+    """Where the lake is; `lake_of` reads it."""
+    parser.set_defaults(**{f"setting_{name}": None for name in RULES})
+    parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
+    for name in ("lake", "data_dir"):
+        flag, rule = config.flag_of(name), RULES[name]
+        parser.add_argument(flag, dest=f"setting_{name}", metavar="PLACE", help=rule.doc)
+
+
+def lake_of(options: argparse.Namespace) -> Lake:
+    """The lake of a verb whose arguments came from `add_lake`."""
+    try:
+        import deltalake  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "what the lake needs is not installed", fix="pip install 'headrace[lake]'"
+        ) from None
+    from headrace.lake.layout import DIRECTORY, Lake
+
+    settings = settings_of(options).settings
+    return Lake(settings.lake or os.path.join(settings.data_dir, DIRECTORY))
+
+
+def names_of(options: argparse.Namespace) -> list[str]:
+    """The topics that were named."""
+    return list(filter(None, (name.strip() for name in options.topics.split(","))))
+
+
+def tables_of(lake: Lake, names: Sequence[str]) -> list[Table]:
+    """The tables of these topics, or all; each name has to be one."""
+    from headrace.lake.table import Table
+
+    tables = [Table(lake, name) for name in lake.tables()]
+    found = [table for table in tables if not names or table.identity.topic in names]
+    missing = set(names) - {table.identity.topic for table in found}
+    if missing:
+        raise NotFound(
+            f"the lake has no table of {', '.join(sorted(missing))}",
+            fix="run `headrace lake sync` first, or name another lake with --lake",
+        )
+    return found
+
+
+class Work:
+    """Spark for the work of one command: it starts when there is something to do."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._settings = settings_of_spark(options)
+        self._spark: SparkSession | None = None
+        self._thread = WorkThread()
+
+    @property
+    def runner(self) -> Runner:
+        """Runs jobs on Spark, with a bar on a terminal."""
+        return self._run
+
+    def _run(self, work: Callable[..., object], jobs: Sequence[object]) -> list[object]:
+        from headrace.lake.tasks import run_on
+
+        return self._watched(lambda spark: run_on(spark)(work, jobs)) if jobs else []
+
+    def copy(self, jobs: Sequence[CopyJob]) -> list[Copied | Failed[CopyJob]]:
+        """The same for the parts of a sync."""
+        from headrace.lake.variants import copy_on
+
+        return self._watched(lambda spark: copy_on(spark)(jobs)) if jobs else []
+
+    def filtered(self, topic: str) -> Callable[[list[ReplayJob], str], int]:
+        """The same for jobs with a condition."""
+
+        def run(jobs: list[ReplayJob], where: str) -> int:
+            from headrace.lake.filtering import filtered_on
+
+            return self._watched(lambda spark: filtered_on(spark, topic)(jobs, where))
+
+        return run
+
+    def _watched(self, work: Callable[[SparkSession], Done]) -> Done:
+        from headrace.cli.spark_progress import spark_progress
+        from headrace.spark.session import is_in_process
+
+        spark = self._start()
+
+        def cancel() -> None:
+            if is_in_process(spark):
+                spark.sparkContext.cancelAllJobs()
+            else:
+                spark.interruptAll()
+
+        with spark_errors(), spark_progress(spark):
+            return self._thread.run(lambda: work(spark), cancel)
+
+    def _start(self) -> SparkSession:
+        if self._spark is None:
+            with waiting("starting Spark ..."):
+                self._spark = start_spark(self._options, self._settings)
+        return self._spark
+
+
+def connection_of(server: ServerAddress) -> Connection:
+    from headrace.spark.options import Connection
+
+    return Connection(server.url, server.token, server.ca_file, retry_timeout_ms=RETRY_MS)
+
+
+# sync
+
+
+def _sync_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_tables(parser, f"{TOPICS}; default: every log but those of the server itself")
+    often = parser.add_mutually_exclusive_group()
+    often.add_argument("--once", action="store_true", help="up to the heads of now (the default)")
+    often.add_argument("--every", metavar="TIME", help="again and again, such as 1m, until Ctrl-C")
+    parser.add_argument(
+        "--schema",
+        metavar="DDL",
+        help='fields of the JSON, such as "id BIGINT, price DOUBLE", that a new table has as '
+        "columns beside the bytes; VARIANT for whole records",
+    )
+    add_server(parser)
+    add_spark(parser)
+
+
+def _sync(options: argparse.Namespace) -> int:
+    from headrace.client import Client
+    from headrace.lake.sync import Sync, chosen_topics
+
+    lake = lake_of(options)
+    every_ms = _every_ms(options)
+    ddl = _ddl(options)
+    server = server_of(options)
+    work = Work(options)
+    with Client(server.url, token=server.token, tls=server.ca_file) as client:
+        sync = Sync(
+            client, connection_of(server), lake, work.runner, copier=work.copy, value_ddl=ddl
+        )
+        told = (lambda done: None) if options.json else _say_synced
+        while True:
+            results = sync.run(chosen_topics(client, names_of(options)), told)
+            _print_synced(options, results)
+            if every_ms is None:
+                break
+            rest(every_ms / 1000)
+    return EXIT_NOT_ALL if any(result.error for result in results) else 0
+
+
+def rest(seconds: float) -> None:
+    """Wait; Ctrl-C ends it."""
+    threading.Event().wait(seconds)
+
+
+def _every_ms(options: argparse.Namespace) -> int | None:
+    if options.every is None:
+        return None
+    try:
+        return max(1, parse_duration_ms(options.every))
+    except ValueError as error:
+        raise ConfigError(f"--every {options.every}: {error}", fix="such as --every 1m") from None
+
+
+def _ddl(options: argparse.Namespace) -> str | None:
+    from headrace.lake.columns import checked_ddl
+
+    return None if options.schema is None else checked_ddl(options.schema)
+
+
+def _say_synced(done: Synced) -> None:
+    gaps = f", {done.gap_seqs:,} gaps" if done.gap_seqs else ""
+    print(
+        f"{done.topic}: seqs {done.first_seq} to {done.last_seq}, {done.rows:,} rows{gaps}, "
+        f"{done.files} files, {done.bytes:,} bytes",
+        flush=True,
+    )
+
+
+def _print_synced(options: argparse.Namespace, results: list[Result]) -> None:
+    import msgspec
+
+    if options.json:
+        print_json({"topics": [msgspec.to_builtins(result) for result in results]})
+        sys.stdout.flush()
+        return
+    for result in results:
+        if result.error is not None:
+            print(f"headrace: {result.topic}: {result.error}", file=sys.stderr)
+    behind = sum(result.error is not None for result in results)
+    rows = sum(result.rows for result in results)
+    print(f"{len(results) - behind} of {len(results)} topics are in the lake; {rows:,} new rows")
+
+
+# compact
+
+
+def _compact_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_tables(parser, f"{TOPICS}; default: every table")
+    add_spark(parser)
+
+
+def _compact(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from headrace.lake.compact import compact
+
+    lake, work, found, failed = lake_of(options), Work(options), [], _Failures()
+    for table in tables_of(lake, names_of(options)):
+        with failed(table):
+            while (done := compact(table, work.runner)) is not None:
+                found.append(done)
+                table = table.fresh()
+                if not options.json:
+                    print(
+                        f"{done.topic}: {done.files_before} files are {done.files_after} now, "
+                        f"{done.rows:,} rows were put together",
+                        flush=True,
+                    )
+    errors = failed.errors
+    if options.json:
+        print_json({"tables": [msgspec.to_builtins(done) for done in found], "errors": errors})
+    elif not found and not errors:
+        print("there is nothing to put together")
+    return EXIT_NOT_ALL if errors else 0
+
+
+class _Failures:
+    """What went wrong with a table is said, and the others go on."""
+
+    def __init__(self) -> None:
+        self.errors: list[dict[str, str]] = []
+
+    @contextlib.contextmanager
+    def __call__(self, table: Table) -> Iterator[None]:
+        try:
+            yield
+        except HeadraceError as error:
+            topic = table.identity.topic
+            self.errors.append({"topic": topic, "code": error.code, "message": str(error)})
+            print(f"headrace: {topic}: {error}", file=sys.stderr)
+
+
+# vacuum
+
+
+def _vacuum_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_tables(parser, f"{TOPICS}; default: every table")
+    parser.add_argument(
+        "--keep", metavar="TIME", default="7d", help="what older versions need, for so long (7d)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    parser.add_argument(
+        "--nobody-writes", action="store_true", help="allow --keep of less than a day"
+    )
+
+
+def _vacuum(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from headrace.lake.vacuum import checked_hours, vacuum
+
+    lake = lake_of(options)
+    try:
+        hours = -(-parse_duration_ms(options.keep) // 3_600_000)
+    except ValueError as error:
+        raise ConfigError(f"--keep {options.keep}: {error}", fix="such as --keep 7d") from None
+    hours = checked_hours(hours, alone=options.nobody_writes)
+    found = []
+    for table in tables_of(lake, names_of(options)):
+        done = vacuum(table, hours, dry_run=options.dry_run)
+        found.append(done)
+        if not options.json:
+            verb = "would be removed" if options.dry_run else "removed"
+            print(f"{done.topic}: {len(done.files)} files {verb}", flush=True)
+    if options.json:
+        print_json({"tables": [msgspec.to_builtins(done) for done in found]})
+    return 0
+
+
+# verify
+
+
+def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_tables(parser, f"{TOPICS}; default: every table")
+    parser.add_argument(
+        "--no-source", action="store_true", help="do not compare with what the server has"
+    )
+    add_server(parser)
+    add_spark(parser)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from headrace.client import Client
+    from headrace.lake.verify import verify
+
+    lake, work, found = lake_of(options), Work(options), []
+    server = server_of(options)
+    with Client(server.url, token=server.token, tls=server.ca_file) as client:
+        for table in tables_of(lake, names_of(options)):
+            if options.no_source:
+                done = verify(table, work.runner)
+            else:
+                done = verify(table, work.runner, client, connection_of(server))
+            found.append(done)
+            if not options.json:
+                _say_verified(done)
+    if options.json:
+        print_json({"tables": [{**msgspec.to_builtins(done), "ok": done.ok} for done in found]})
+    return 0 if all(done.ok for done in found) else EXIT_NOT_ALL
+
+
+def _say_verified(done: Verified) -> None:
+    for finding in done.findings:
+        detail = f" ({finding.detail})" if finding.detail else ""
+        print(f"{done.topic}: seqs {finding.first} to {finding.last}: {finding.what}{detail}")
+    compared = {
+        "compared": f"{done.compared:,} compared with the server",
+        "deleted": "the server has this topic no more",
+        "skipped": "not compared with the server",
+    }[done.source]
+    print(
+        f"{'ok' if done.ok else 'NOT OK'}: {done.topic}: seqs 1 to {done.watermark}: "
+        f"{done.rows:,} rows in {done.files} files, {done.gap_seqs:,} gaps; {compared}",
+        flush=True,
+    )
+
+
+# history
+
+
+def _history_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_tables(parser, f"{TOPICS}; default: every table")
+    parser.add_argument("--limit", type=int, default=20, metavar="COMMITS", help="(20)")
+
+
+def _history(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from headrace.lake.history import history
+
+    if options.limit < 1:
+        raise ConfigError(f"--limit {options.limit} shows nothing", fix="give a number above 0")
+    lake = lake_of(options)
+    tables = tables_of(lake, names_of(options))
+    found = {table.identity.topic: history(table, options.limit) for table in tables}
+    if options.json:
+        print_json({"tables": {name: msgspec.to_builtins(list_) for name, list_ in found.items()}})
+        return 0
+    rows: list[Sequence[str]] = [("topic", "version", "time", "what", "seqs", "rows", "gaps")]
+    for topic, commits in found.items():
+        for one in commits:
+            seqs = "" if one.last_seq is None else f"{one.first_seq} to {one.last_seq}"
+            at = f"{datetime.fromtimestamp(one.ts / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+            shown = ("" if count is None else f"{count:,}" for count in (one.rows, one.gaps))
+            rows.append((topic, str(one.version), at, one.what, seqs, *shown))
+    print_table(rows)
+    return 0
+
+
+VERBS = (
+    Verb(("lake", "sync"), "bring topics into the lake", _sync_arguments, _sync),
+    Verb(("lake", "compact"), "put small files together", _compact_arguments, _compact),
+    Verb(("lake", "vacuum"), "remove files of old versions", _vacuum_arguments, _vacuum),
+    Verb(("lake", "verify"), "account for every seq", _verify_arguments, _verify),
+    Verb(("lake", "history"), "show what was committed", _history_arguments, _history),
+)

@@ -1,0 +1,381 @@
+"""Sync: what topics have beyond their watermarks becomes rows and gaps, each seq exactly once.
+
+The order it owns, for each topic: look at the watermark, plan, write files, look again, commit
+the gaps, commit the table, tell the server.  A writer may die between any two of these steps: what
+counts is the commit of the table, and the next sync starts from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from headrace.client import Client
+from headrace.client.models import Manifest
+from headrace.core.clock import Clock, Random, SystemClock, SystemRandom
+from headrace.core.errors import ConfigError, DataLost, HeadraceError, LakeConflict, NotReady
+from headrace.core.limits import own_topic_prefix
+from headrace.lake.accounts import ENDED, Gap, gaps_between, joined
+from headrace.lake.copying import Copied, CopyJob, copy_part, source_options
+from headrace.lake.files import DataFile
+from headrace.lake.gaps import record_gaps
+from headrace.lake.layout import (
+    NOTE_BATCH,
+    NOTE_FIRST,
+    NOTE_GAPS,
+    NOTE_LAST,
+    NOTE_ROWS,
+    Identity,
+    Lake,
+    new_batch,
+)
+from headrace.lake.report import report
+from headrace.lake.table import Table, create_table
+from headrace.lake.tasks import Failed, Runner
+from headrace.lake.variants import Copier
+from headrace.spark.connection import give_back
+from headrace.spark.options import STAGED, Connection, SourceOptions
+from headrace.spark.reading.manifests import row_bytes
+from headrace.spark.reading.parts import Gap as LostSlice
+from headrace.spark.reading.planning import Plan, plan
+from headrace.spark.reading.spans import Span
+
+# What one commit of a topic reads, about: what is done again after a crash.
+COMMIT_BYTES_MAX: Final = 1 << 30
+# What the commits of one job of Spark read together, about, and how many there are: the files of
+# each are pinned on the server.
+ROUND_BYTES_MAX: Final = 1 << 30
+ROUND_TOPICS_MAX: Final = 1_000
+
+# Where a test may stop a writer, in their order.
+STEPS: Final = (
+    "looked",
+    "planned",
+    "files written",
+    "looked again",
+    "gaps committed",
+    "committed",
+    "reported",
+)
+
+
+class Synced(msgspec.Struct, frozen=True, kw_only=True):
+    """One commit of one topic: seqs `first_seq` to `last_seq` are in the lake since."""
+
+    topic: str
+    table: str
+    first_seq: int
+    last_seq: int
+    rows: int
+    gap_seqs: int
+    files: int
+    bytes: int
+    reported: bool
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """What a sync did for one topic.  `error` says why it is not at `target`, if it is not."""
+
+    topic: str
+    table: str = ""
+    watermark: int = 0
+    target: int = 0
+    commits: int = 0
+    rows: int = 0
+    gap_seqs: int = 0
+    files: int = 0
+    bytes: int = 0
+    error: str | None = None
+    code: str | None = None
+
+
+class _Work(msgspec.Struct, frozen=True):
+    """One commit under way."""
+
+    table: Table
+    identity: Identity
+    batch: str
+    span: Span
+    plan: Plan
+    jobs: list[CopyJob]
+
+
+class Sync:
+    """Brings topics into a lake.  `at` is called with the name of each step that is done.
+
+    `copier` does what `runner` would, also for tables with a VARIANT; see `variants.copy_on`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        connection: Connection,
+        lake: Lake,
+        runner: Runner,
+        *,
+        copier: Copier | None = None,
+        value_ddl: str | None = None,
+        commit_bytes_max: int = COMMIT_BYTES_MAX,
+        clock: Clock | None = None,
+        random: Random | None = None,
+        at: Callable[[str], None] = lambda step: None,
+    ) -> None:
+        self._client = client
+        self._options = source_options(SourceOptions(connection))
+        self._lake = lake
+        self._copy = copier or (lambda jobs: runner(copy_part, jobs))
+        self._value_ddl = value_ddl
+        self._commit_bytes_max = commit_bytes_max
+        self._clock = clock or SystemClock()
+        self._random = random or SystemRandom()
+        self._at = at
+
+    def run(
+        self, topics: Iterable[str], told: Callable[[Synced], None] = lambda done: None
+    ) -> list[Result]:
+        """Sync each topic up to its head of now; `told` hears of each commit.
+
+        What goes wrong with one topic is in its result, and the others go on.
+        """
+        results = {topic: Result(topic=topic) for topic in topics}
+        pending = list(results)
+        while pending:
+            works, pending = self._next_round([results[topic] for topic in pending])
+            jobs = [job for work in works for job in work.jobs]
+            answers = iter(self._copy(jobs))
+            self._at("files written")
+            for work in works:
+                own = [next(answers) for _ in work.jobs]
+                result = results[work.identity.topic]
+                with _kept(result):
+                    done = self._finish(work, own)
+                    _count(result, done)
+                    told(done)
+                    if result.watermark < result.target:
+                        pending.append(result.topic)
+        return list(results.values())
+
+    # Planning
+
+    def _next_round(self, results: list[Result]) -> tuple[list[_Work], list[str]]:
+        """What is copied together now, and the topics whose turn comes later."""
+        works: list[_Work] = []
+        size = 0
+        for at, result in enumerate(results):
+            if size >= ROUND_BYTES_MAX or len(works) >= ROUND_TOPICS_MAX:
+                return works, [later.topic for later in results[at:]]
+            with _kept(result):
+                work = self._plan(result)
+                if work is not None:
+                    works.append(work)
+                    size += sum(job.part.bytes for job in work.jobs)
+        return works, []
+
+    def _plan(self, result: Result) -> _Work | None:
+        """The next commit of a topic; None when there is nothing to do."""
+        manifest = self._client.segments(result.topic)
+        give_back(self._client, [(manifest.topic, manifest.pin)])
+        identity = Identity(manifest.topic, manifest.topic_id, manifest.epoch)
+        result.target = result.target or manifest.head_seq
+        result.table = identity.table
+        if not manifest.head_seq:
+            return None
+        table = create_table(self._lake, identity, self._value_ddl)
+        self._check_schema(table)
+        mark = table.place.watermark
+        self._at("looked")
+        result.watermark = mark
+        if mark > manifest.head_seq:
+            raise ConfigError(
+                f"{table.name} has seqs to {mark}, and the topic ends at {manifest.head_seq}",
+                fix="give each data directory a lake of its own",
+                detail={"table": table.name},
+            )
+        if mark >= result.target:
+            self._report(identity, mark)
+            return None
+        span = Span(result.topic, identity.epoch, mark + 1, self._last(manifest, mark, result))
+        options = self._options_of(result.topic)
+        made = plan(self._client, options, [span])
+        for part in made.parts:
+            for one in part.slices:
+                if isinstance(one, LostSlice) and one.reason in ENDED:
+                    raise _ended(result.topic)
+        self._at("planned")
+        batch = new_batch(self._random)
+        jobs = [
+            CopyJob(self._lake, table.name, batch, result.topic, options, part, table.value_ddl)
+            for part in made.parts
+        ]
+        return _Work(table, identity, batch, span, made, jobs)
+
+    def _options_of(self, topic: str) -> SourceOptions:
+        return msgspec.structs.replace(self._options, topics=(topic,))
+
+    def _last(self, manifest: Manifest, mark: int, result: Result) -> int:
+        """The last seq of the next commit: about as much as a commit may read."""
+        start = max(mark + 1, manifest.earliest_seq)
+        count = max(1, self._commit_bytes_max // row_bytes(manifest))
+        return min(result.target, start + count - 1)
+
+    def _check_schema(self, table: Table) -> None:
+        if self._value_ddl is not None and self._value_ddl != table.value_ddl:
+            has = "no schema" if table.value_ddl is None else f"the schema {table.value_ddl!r}"
+            raise ConfigError(
+                f"{table.name} was made with {has}, not {self._value_ddl!r}",
+                fix="leave --schema out, or sync into another lake",
+                detail={"table": table.name},
+            )
+
+    # Committing
+
+    def _finish(self, work: _Work, answers: list[Copied | Failed[CopyJob]]) -> Synced:
+        """Commit what the tasks wrote, or remove it."""
+        copied = [answer for answer in answers if isinstance(answer, Copied)]
+        files = [file for answer in copied for file in answer.files]
+        committing = False
+        try:
+            for answer in answers:
+                if isinstance(answer, Failed):
+                    raise answer.error
+            gaps = self._account(work, copied, files)
+            table = work.table.fresh()
+            if table.place != work.table.place:
+                raise LakeConflict(
+                    f"another writer has brought {table.name} to seq {table.place.watermark}",
+                    fix="nothing was changed; one sync of a topic at a time is enough",
+                    detail={"table": table.name},
+                )
+            self._at("looked again")
+            marks = self._record(work, table, gaps)
+            committing = True
+            table.commit(add=files, marks=marks, note=_note(work, files, gaps))
+        except HeadraceError as error:
+            # Where an answer did not come the commit may yet be there; vacuum knows better later.
+            if not committing or isinstance(error, LakeConflict):
+                self._discard(work, files)
+            raise
+        finally:
+            give_back(self._client, work.plan.pins)
+        self._at("committed")
+        reported = self._report(work.identity, work.span.last)
+        self._at("reported")
+        return Synced(
+            topic=work.span.topic,
+            table=work.table.name,
+            first_seq=work.span.first,
+            last_seq=work.span.last,
+            rows=sum(file.rows for file in files),
+            gap_seqs=sum(gap.last - gap.first + 1 for gap in gaps),
+            files=len(files),
+            bytes=sum(file.size for file in files),
+            reported=reported,
+        )
+
+    def _account(self, work: _Work, copied: list[Copied], files: list[DataFile]) -> list[Gap]:
+        told = [Gap(*gap) for answer in copied for gap in answer.told]
+        if any(gap.reason in ENDED for gap in told):
+            raise _ended(work.span.topic)
+        present = joined(answer.present for answer in copied)
+        rows = sum(file.rows for file in files)
+        inside = not present or (
+            work.span.first <= present.min() and present.max() <= work.span.last
+        )
+        if rows != len(present) or not inside:
+            raise DataLost(
+                f"seqs {work.span.first} to {work.span.last} of topic {work.span.topic!r} gave"
+                f" {len(present)} rows, and their files hold {rows}",
+                fix="run the same command again; if it stays, run `headrace check`",
+                detail={"topic": work.span.topic},
+            )
+        return gaps_between(work.span.first, work.span.last, present, told)
+
+    def _record(self, work: _Work, table: Table, gaps: list[Gap]) -> dict[str, int]:
+        """Commit the gaps; returns what the commit of the table has to say."""
+        identity, last = work.identity, work.span.last
+        marks = {identity.app_id: last}
+        if gaps:
+            marks[identity.gaps_app_id] = record_gaps(
+                self._lake,
+                identity,
+                table.place.gaps_version,
+                gaps,
+                to_seq=last,
+                batch=work.batch,
+                now_ms=self._clock.wall_ms(),
+                random=self._random,
+            )
+            self._at("gaps committed")
+        return marks
+
+    def _report(self, identity: Identity, to_seq: int) -> bool:
+        """Tell the server; what is committed is, and the next sync tells it as well."""
+        try:
+            return report(self._client, identity.topic, identity.epoch, to_seq)
+        except HeadraceError:
+            return False
+
+    def _discard(self, work: _Work, files: list[DataFile]) -> None:
+        """Remove files that no commit names."""
+        kept = {file.path for file in work.table.fresh().files()}
+        store = self._lake.store()
+        for file in files:
+            if file.path not in kept:
+                store.delete(f"{work.table.name}/{file.path}")
+
+
+def _note(work: _Work, files: list[DataFile], gaps: list[Gap]) -> dict[str, object]:
+    return {
+        NOTE_BATCH: work.batch,
+        NOTE_FIRST: work.span.first,
+        NOTE_LAST: work.span.last,
+        NOTE_ROWS: sum(file.rows for file in files),
+        NOTE_GAPS: len(gaps),
+    }
+
+
+def _count(result: Result, done: Synced) -> None:
+    result.watermark = done.last_seq
+    result.commits += 1
+    result.rows += done.rows
+    result.gap_seqs += done.gap_seqs
+    result.files += done.files
+    result.bytes += done.bytes
+
+
+class _kept:
+    """An error of one topic is kept in its result."""
+
+    def __init__(self, result: Result) -> None:
+        self._result = result
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, HeadraceError):
+            return False
+        self._result.error, self._result.code = str(error), error.code
+        return True
+
+
+def _ended(topic: str) -> NotReady:
+    return NotReady(
+        f"topic {topic!r} was deleted, or made anew, while it was read",
+        fix="run the same command again: a new topic gets a table of its own",
+        detail={"topic": topic},
+    )
+
+
+def chosen_topics(client: Client, named: Iterable[str]) -> Iterator[str]:
+    """The topics to sync: those that are named, else every log but those of the server itself."""
+    names = list(dict.fromkeys(named))
+    if names:
+        yield from names
+        return
+    for found in client.topics():
+        own = found.topic.startswith(own_topic_prefix) or STAGED in found.topic
+        if not own and client.topic(found.topic, touch=False).type == "log":
+            yield found.topic

@@ -1,0 +1,1 @@
+"""Declared pipelines: computations over topics that a server keeps and a Spark worker runs."""

@@ -1,0 +1,365 @@
+"""`/v0/pipelines`: computations that a server keeps and a worker runs with Spark.
+
+What a pipeline may be is said by `pipelines/declaration.py` and `pipelines/sql_check.py`, how it is
+kept by `pipelines/store.py`; here is how it looks in JSON, and which names a key has to be allowed:
+its own, and those of every topic and table.  The order of the refusals of a PUT: the body, the
+name, what is declared, the key's names, the SQL, the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from headrace.core.errors import Forbidden, InvalidRequest
+from headrace.core.limits import claims_per_request_max, native_topic_name_bytes_max
+from headrace.core.runtime import Ticket
+from headrace.core.settings import Settings
+from headrace.engine.engine import Engine
+from headrace.engine.queue_types import parse_lease_id
+from headrace.pipelines.declaration import (
+    Declaration,
+    check_declaration,
+    check_pipeline_name,
+)
+from headrace.pipelines.sql_check import SqlFacts, check_sql
+from headrace.pipelines.store import Handed, Held, PipelineStore, Put, Shown
+from headrace.wire import native_pipeline_types as types
+from headrace.wire.exchange import Exchange, Key
+from headrace.wire.native import (
+    TOPICS,
+    Timing,
+    answer_object,
+    check_u64,
+    decode,
+    encode,
+    query_of,
+)
+from headrace.wire.native_topics import page_size_of, read_cursor, write_cursor
+from headrace.wire.routes import ADMIN, DELETE, READ, WRITE, Route
+
+T = TypeVar("T")
+
+# SQL is parsed beside the loop: it may take some ten milliseconds.
+PARSING_LANE: Final = "pipelines"
+WAITING: Final = "waiting"
+
+_PUT: Final = msgspec.json.Decoder(types.PipelineBody)
+_CLAIM: Final = msgspec.json.Decoder(types.ClaimPipelinesBody)
+_REPORT: Final = msgspec.json.Decoder(types.ReportBody)
+_RELEASE: Final = msgspec.json.Decoder(types.ReleaseBody)
+
+
+class PipelinesApi:
+    """Pipelines over HTTP; they are called the same in both vocabularies."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._store = PipelineStore(engine)
+
+    def routes(self) -> list[Route]:
+        root = "/v0/pipelines"
+        one = root + "/{pipeline}"
+        admin, read, write = frozenset({ADMIN}), frozenset({READ}), frozenset({WRITE})
+        return [
+            Route(
+                "PUT", one, self.put, TOPICS, admin,
+                "Declare a pipeline, or change what one does",
+                request=types.PipelineBody, response=types.PipelinePutAnswer,
+            ),
+            Route(
+                "GET", one, self.get, TOPICS, read,
+                "A pipeline, who runs it, and what was last heard of it",
+                response=types.PipelineAnswer,
+            ),
+            Route(
+                "DELETE", one, self.delete, TOPICS, frozenset({DELETE}),
+                "Delete a pipeline; what it wrote stays", response=types.PipelineDeletedAnswer,
+            ),
+            Route(
+                "GET", root, self.page, TOPICS, read,
+                "A page of pipelines, by name", response=types.PipelineListAnswer,
+                query=("prefix", "page_size", "cursor"), name_param=False,
+            ),
+            Route(
+                "POST", one + "/restart", self.restart, TOPICS, admin,
+                "Run a pipeline anew from its checkpoint", response=types.PipelinePutAnswer,
+            ),
+            Route(
+                "POST", root, self.claim, TOPICS, frozenset({READ, WRITE}),
+                "Lease pipelines to a worker", request=types.ClaimPipelinesBody,
+                response=types.ClaimPipelinesAnswer, name_param=False,
+            ),
+            Route(
+                "POST", one + "/progress", self.report, TOPICS, write,
+                "Hold a pipeline longer, and say how it goes",
+                request=types.ReportBody, response=types.ReportAnswer,
+            ),
+            Route(
+                "POST", one + "/release", self.release, TOPICS, write,
+                "Give a pipeline back", request=types.ReleaseBody, response=types.ReleasedAnswer,
+            ),
+        ]  # fmt: skip
+
+    # For those who declare
+
+    def put(self, exchange: Exchange) -> None:
+        """Declare a pipeline, or change what one does."""
+        name = exchange.params[0]
+        declaration = types.declaration_of(decode(exchange, _PUT))
+        check_pipeline_name(name)
+        check_declaration(declaration)
+        _check_allowed(exchange.key, declaration)
+
+        def fields(put: Put) -> dict[str, object]:
+            return {
+                "pipeline": name,
+                "created": put.created,
+                "version": put.shown.version,
+                "declaration": put.shown.declaration,
+            }
+
+        def keep(stateful: bool) -> None:
+            ticket = self._store.put(name, declaration, stateful)
+            self._answer(exchange, ticket, fields, lambda put: 201 if put.created else 200)
+
+        sql = declaration.sql
+        if sql is None:
+            keep(stateful=True)  # nobody here knows what a function keeps
+            return
+
+        def checked(facts: object, error: BaseException | None) -> None:
+            if exchange.answered:
+                return
+            if error is not None:
+                exchange.fail(error)
+                return
+            assert isinstance(facts, SqlFacts)
+            keep(facts.stateful or declaration.remembers)
+
+        tables = list(declaration.tables)
+        self._engine.runtime.submit(PARSING_LANE, lambda: check_sql(sql, tables), checked)
+
+    def get(self, exchange: Exchange) -> None:
+        """A pipeline, who runs it, and what was last heard of it."""
+
+        def fields(shown: Shown) -> dict[str, object]:
+            _check_allowed(exchange.key, shown.declaration)
+            return {
+                "pipeline": shown.name,
+                "version": shown.version,
+                "state": _state(shown),
+                "worker": shown.holder,
+                "restarts": shown.restarts,
+                "declaration": shown.declaration,
+                "progress": shown.report,
+            }
+
+        self._answer(exchange, self._store.get(exchange.params[0]), fields)
+
+    def delete(self, exchange: Exchange) -> None:
+        """Delete a pipeline; absent is no error."""
+        name = exchange.params[0]
+        self._when_allowed(exchange, lambda: self._delete(exchange, name))
+
+    def _delete(self, exchange: Exchange, name: str) -> None:
+        self._answer(
+            exchange,
+            self._store.delete(name),
+            lambda deleted: {"pipeline": name, "deleted": deleted},
+        )
+
+    def restart(self, exchange: Exchange) -> None:
+        """Run a pipeline anew from its checkpoint."""
+        name = exchange.params[0]
+
+        def fields(shown: Shown) -> dict[str, object]:
+            return {
+                "pipeline": name,
+                "created": False,
+                "version": shown.version,
+                "declaration": shown.declaration,
+            }
+
+        self._when_allowed(
+            exchange, lambda: self._answer(exchange, self._store.restart(name), fields)
+        )
+
+    def page(self, exchange: Exchange) -> None:
+        """A page of pipelines, by name."""
+        query = query_of(exchange)
+        prefix, after = query.get("prefix", ""), read_cursor(query.get("cursor", ""))
+        size = page_size_of(query.get("page_size", ""), self._settings)
+
+        def fields(shown: list[Shown]) -> dict[str, object]:
+            found = [
+                one
+                for one in shown
+                if one.name > after and one.name.startswith(prefix) and _sees(exchange.key, one)
+            ]
+            listed: dict[str, object] = {"pipelines": [_listed(one) for one in found[:size]]}
+            if len(found) > size:
+                listed["next_cursor"] = write_cursor(found[size - 1].name)
+            return listed
+
+        self._answer(exchange, self._store.all(), fields)
+
+    # For workers
+
+    def claim(self, exchange: Exchange) -> None:
+        """Lease pipelines to a worker."""
+        body = decode(exchange, _CLAIM)
+        if exchange.key is not None and exchange.key.has_prefixes:
+            raise Forbidden(
+                "this key has prefixes, and pipelines may read any topic",
+                fix="give workers a key without prefixes",
+            )
+        self._check_holder(body.node, "")
+        most = check_u64("max", body.max)
+        most = min(max(1 if most is None else most, 1), claims_per_request_max)
+        ticket = self._store.claim(body.node, most, check_u64("lease_ms", body.lease_ms))
+
+        def fields(handed: list[Handed]) -> dict[str, object]:
+            return {"claimed": [_claimed(one) for one in handed]}
+
+        self._answer(exchange, ticket, fields)
+
+    def report(self, exchange: Exchange) -> None:
+        """Hold a pipeline longer, and say how it goes."""
+        name = exchange.params[0]
+        body = decode(exchange, _REPORT)
+        self._check_holder(body.node, body.lease_id)
+        version, lease_ms = check_u64("version", body.version), check_u64("lease_ms", body.lease_ms)
+        assert version is not None
+        report = msgspec.structs.replace(types.report_of(name, body), version=version)
+        ticket = self._store.report(report, body.lease_id, lease_ms, kept=body.state is not None)
+
+        def fields(held: Held) -> dict[str, object]:
+            return {"pipeline": name, **held._asdict()}
+
+        self._answer(exchange, ticket, fields)
+
+    def release(self, exchange: Exchange) -> None:
+        """Give a pipeline back."""
+        name = exchange.params[0]
+        body = decode(exchange, _RELEASE)
+        self._check_holder(body.node, body.lease_id)
+        version = check_u64("version", body.version)
+        assert version is not None
+        delay = check_u64("delay_ms", body.delay_ms) or 0
+        ticket = self._store.release(name, body.node, version, body.lease_id, delay)
+        self._answer(exchange, ticket, lambda done: {"pipeline": name, "released": done})
+
+    # Shared
+
+    def _check_holder(self, node: str, lease_id: str) -> None:
+        """What the queue would say, also where there is no such pipeline."""
+        parse_lease_id(lease_id)
+        length, bytes_max = len(node.encode(errors="replace")), self._settings.node_bytes_max
+        if not 1 <= length <= bytes_max:
+            raise InvalidRequest(f"node has {length} bytes", fix=f"use 1 to {bytes_max}")
+
+    def _when_allowed(self, exchange: Exchange, go_on: Callable[[], None]) -> None:
+        """Go on if the key may use the topics of a pipeline, or there is no such pipeline."""
+        key = exchange.key
+        if key is None or not key.has_prefixes:
+            go_on()
+            return
+
+        def found(ticket: Ticket[list[Shown]]) -> None:
+            if _failed(exchange, ticket):
+                return
+            try:
+                for one in ticket.result():
+                    if one.name == exchange.params[0]:
+                        _check_allowed(key, one.declaration)
+                go_on()
+            except Exception as error:  # noqa: BLE001 - the client hears of it
+                exchange.fail(error)
+
+        self._store.all().when_done(found)
+
+    def _answer(
+        self,
+        exchange: Exchange,
+        ticket: Ticket[T],
+        fields: Callable[[T], dict[str, object]],
+        status: Callable[[T], int] = lambda _done: 200,
+    ) -> None:
+        def answer(ticket: Ticket[T]) -> None:
+            if _failed(exchange, ticket):
+                return
+            done = ticket.result()
+            try:
+                body = encode(fields(done))
+            except Exception as error:  # noqa: BLE001 - as above
+                exchange.fail(error)
+                return
+            timing = Timing(exchange, self._engine.runtime.clock)
+            answer_object(exchange, status(done), body, timing)
+
+        ticket.when_done(answer)
+
+
+def _failed(exchange: Exchange, ticket: Ticket[T]) -> bool:
+    """Whether there is nothing to answer but an error, which then has been."""
+    if exchange.answered:
+        return True
+    if ticket.error is not None:
+        exchange.fail(ticket.error)
+        return True
+    return False
+
+
+def _state(shown: Shown) -> str:
+    if shown.holder is None:
+        return WAITING
+    return "starting" if shown.report is None else shown.report.state
+
+
+def _listed(shown: Shown) -> dict[str, object]:
+    report = shown.report
+    return {
+        "pipeline": shown.name,
+        "version": shown.version,
+        "state": _state(shown),
+        "worker": shown.holder,
+        "sources": [source.topic for source in shown.declaration.sources],
+        "dest": shown.declaration.dest,
+        "lag": None if report is None else report.lag,
+        "error": None if report is None else report.error,
+    }
+
+
+def _claimed(handed: Handed) -> dict[str, object]:
+    return {
+        "pipeline": handed.shown.name,
+        "version": handed.shown.version,
+        "lease_id": handed.lease_id,
+        "deadline": handed.deadline,
+        "declaration": handed.shown.declaration,
+    }
+
+
+def _names(declaration: Declaration) -> list[str]:
+    table = declaration.dest.table
+    return declaration.topics() + ([] if table is None else [table])
+
+
+def _sees(key: Key | None, shown: Shown) -> bool:
+    if key is None or not key.has_prefixes:
+        return True
+    return all(map(key.allows_name, (shown.name, *_names(shown.declaration))))
+
+
+def _check_allowed(key: Key | None, declaration: Declaration) -> None:
+    for name in _names(declaration):
+        if key is not None and not key.allows_name(name):
+            raise Forbidden(
+                f"this key may not use the name {name[:80]!r}",
+                fix="use topics and tables with one of its prefixes",
+                detail={"topic": name[:native_topic_name_bytes_max]},
+            )

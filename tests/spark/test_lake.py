@@ -1,0 +1,312 @@
+"""The lake with real Spark: the commands, tasks that fail and are tried again, a writer killed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.cli import lake
+from headrace.cli.main import main
+from headrace.client import Client
+from headrace.client.models import Draft
+from headrace.core.errors import DataLost, HeadraceError
+from headrace.lake.columns import VARIANT
+from headrace.lake.compact import compact
+from headrace.lake.layout import Lake
+from headrace.lake.tasks import Failed, run_inline, run_on
+from headrace.lake.variants import copy_on
+from headrace.lake.verify import verify
+from headrace.testing.process import ServerProcess
+from tests.spark.sealing import fill, rows_of, seal
+from tests.test_docs import BLOCK, ROOT
+from tests.unit.lake.lakes import Bench, Died, accounted, dies_at, gaps_in, rows_in
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def bench(sealing: ServerProcess, tmp_path: Path) -> Iterator[Bench]:
+    with Client(sealing.url) as client:
+        yield Bench(sealing, client, Lake(str(tmp_path / "lake")))
+
+
+@pytest.fixture
+def command(
+    spark: SparkSession, bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
+    """Runs `headrace lake`: returns what it prints, and its exit code."""
+
+    def run(*words: str, json_too: bool = True, code: int = 0) -> Any:
+        place = ["--lake", bench.lake.root]
+        if words[0] in ("sync", "verify", "replay"):
+            place += ["--url", bench.server.url]
+        given = ["lake", *words, *place, *(["--json"] if json_too else [])]
+        assert main(given) == code, capsys.readouterr().err
+        out = capsys.readouterr().out
+        return json.loads(out) if json_too else out
+
+    return run
+
+
+def test_the_commands(bench: Bench, topic: str, command: Command) -> None:
+    client = bench.client
+    fill(client, topic, 2_000)
+    seal(client, topic)
+    client.delete_records(topic, match="t4")
+    fill(client, topic, 100, 2_001)
+    (synced,) = command("sync", "--topics", topic)["topics"]
+    assert (synced["watermark"], synced["rows"] + synced["gap_seqs"]) == (2_100, 2_100)
+    table = bench.table(topic)
+    assert accounted(table) == 2_100
+    fill(client, topic, 100, 2_101)
+    said = command("sync", "--topics", topic, json_too=False)
+    assert f"{topic}: seqs 2101 to 2200, 100 rows, 1 files" in said
+    assert "1 of 1 topics are in the lake; 100 new rows" in said
+    before = rows_in(table)
+    (compacted,) = command("compact")["tables"]
+    assert (compacted["files_before"], compacted["files_after"]) == (2, 1)
+    assert rows_in(table) == before
+    assert "nothing to put together" in command("compact", json_too=False)
+    (verified,) = command("verify")["tables"]
+    assert (verified["ok"], verified["findings"], verified["compared"]) == (True, [], len(before))
+    assert "ok: " in command("verify", "--no-source", json_too=False)
+    history = command("history", "--topics", topic)["tables"][topic]
+    assert [one["what"] for one in history] == ["compact", "sync", "sync", "create table"]
+    (vacuumed,) = command("vacuum", "--keep", "0s", "--nobody-writes", "--dry-run")["tables"]
+    assert (len(vacuumed["files"]), vacuumed["removed"]) == (2, False)
+    (Path(bench.lake.root) / table.name / table.fresh().files()[0].path).unlink()
+    (verified,) = command("verify", code=1)["tables"]
+    assert verified["findings"][0]["what"] == "file missing"
+
+
+def test_again_and_again(
+    spark: SparkSession,
+    bench: Bench,
+    topic: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`--every` rests between two rounds, and Ctrl-C ends it."""
+    waits: list[float] = []
+
+    def rest(seconds: float) -> None:
+        waits.append(seconds)
+        bench.client.append(topic, [1])
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(lake, "rest", rest)
+    bench.client.append(topic, [1])
+    place = ["--lake", bench.lake.root, "--url", bench.server.url, "--json"]
+    assert main(["lake", "sync", "--topics", topic, "--every", "90s", *place]) == 130
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["topics"][0]["watermark"] for one in said] == [1, 2, 3]
+    assert waits == [90.0] * 3
+
+
+PAGE = ROOT / "docs" / "operate" / "lake.md"
+
+
+def test_the_page_is_true(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its blocks run one after the other; sizes and times are not compared."""
+
+    def steady(text: str) -> str:
+        return re.sub(r'[0-9,]+(?= bytes)|(?<="ts": )[0-9]+', "0", text.strip())
+
+    monkeypatch.chdir(tmp_path)
+    with ServerProcess(tmp_path / "data") as server, Client(server.url) as client:
+        monkeypatch.setenv("HEADRACE_URL", server.url)
+        monkeypatch.setenv("HEADRACE_LAKE", "lake")
+        tags = (None, None, "us", "eu")
+        client.append("orders", [Draft({"id": n}, tag=tag) for n, tag in enumerate(tags)])
+        client.delete_records("orders", before_seq=2)
+        blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+        ran = 0
+        for (kind, content), (_, printed) in pairwise(blocks):
+            if kind == "sh run lake":
+                assert main(shlex.split(content)[1:]) == 0
+            elif kind == "python run lake":
+                exec(compile(content, PAGE, "exec"), {})
+            else:
+                continue
+            ran += 1
+            assert steady(capsys.readouterr().out) == steady(printed), content
+    assert ran == 4
+
+
+def test_one_job_does_not_end_the_others(spark: SparkSession, tmp_path: Path) -> None:
+    """A job that fails by an error of ours is its answer; others are tried again by Spark."""
+
+    def work(job: tuple[str, str]) -> str:
+        kind, path = job
+        if kind == "ours":
+            raise DataLost("it is gone", fix="look elsewhere", detail={"seq": 7})
+        if kind == "once" and not Path(path).exists():
+            Path(path).touch()
+            raise OSError("a machine failed")
+        return kind
+
+    jobs = [("fine", ""), ("ours", ""), ("once", str(tmp_path / "tried"))]
+    fine, ours, once = run_on(spark)(work, jobs)
+    assert (fine, once) == ("fine", "once")
+    assert isinstance(ours, Failed)
+    error: HeadraceError = ours.error
+    assert isinstance(error, DataLost)
+    assert (str(error), error.detail) == ("it is gone; look elsewhere", {"seq": 7})
+    assert run_on(spark)(work, []) == []
+
+
+@pytest.mark.parametrize("step", ["files written", "gaps committed", "committed"])
+def test_a_writer_dies_between_its_steps(
+    spark: SparkSession, bench: Bench, topic: str, step: str
+) -> None:
+    fill(bench.client, topic, 1_500)
+    seal(bench.client, topic)
+    bench.client.delete_records(topic, match="t4")
+    runner = run_on(spark)
+    with pytest.raises(Died):
+        bench.sync(topic, at=dies_at(step), runner=runner)
+    bench.client.delete_records(topic, match="t7")
+    assert bench.sync(topic, runner=runner).error is None
+    table = bench.table(topic)
+    assert accounted(table) == 1_500
+    assert gaps_in(table)
+
+
+def test_sql_answers_from_lake_segments_and_tail(
+    spark: SparkSession,
+    bench: Bench,
+    topic: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client = bench.client
+    fill(client, topic, 2_000)
+    seal(client, topic)
+    assert bench.sync(topic).error is None
+    fill(client, topic, 1_000, 2_001)
+    seal(client, topic)
+    client.delete_records(topic, match="t4")  # in the lake they stay, and are not shown
+    client.delete_records(topic, before_seq=11)
+
+    def ask(statement: str, *more: str) -> list[Any]:
+        place = ["--url", bench.server.url, "--lake", bench.lake.root, "--json", *more]
+        assert main(["sql", statement.format(t=f"`{topic}`"), *place]) == 0
+        found: list[Any] = json.loads(capsys.readouterr().out)["rows"]
+        return found
+
+    alive = [n for n in range(11, 3_001) if n % 10 != 4 or n % 3 == 0]
+    everything = "select count(*), sum(seq), min(topic) from {t}"
+    assert ask(everything) == [[len(alive), sum(alive), topic]]
+    client.put_topic(topic, {"cap_records": 1_500})
+    client.append(topic, [{"n": 1}] * 5)
+    floor = client.segments(topic).floors.cap
+    assert floor > 1_000
+    # What retention took is in the lake, deleted or not; columns are the same everywhere.
+    alive = [*range(1, floor + 1), *(n for n in alive if n > floor), *range(3_001, 3_006)]
+    counted = ask(
+        "select a.origin, min(a.seq), count(*), sum(a.seq), max(if(b.seq = 13, b.tag, null)),"
+        " max(if(b.seq = 2503, b.node, null)) from {t} a join {t} b on a.seq = b.seq"
+        " group by a.origin order by a.origin",
+        "--origin",
+    )
+    lake_rows = [n for n in alive if n <= 2_000]
+    assert counted[0] == ["lake", 1, len(lake_rows), sum(lake_rows), "t3", None]
+    assert [row[0] for row in counted] == ["lake", "segments", "tail"][: len(counted)]
+    assert (counted[1][1], counted[1][5]) == (2_001, "n1")
+    assert sum(row[2] for row in counted) == len(alive)
+    assert sum(row[3] for row in counted) == sum(alive)
+
+
+def test_replay_with_a_condition(
+    spark: SparkSession, bench: Bench, topic: str, command: Command
+) -> None:
+    client = bench.client
+    client.append(topic, [{"id": n, "price": n / 2} for n in range(1, 101)])
+    fill(client, topic, 100, 101)
+    assert bench.sync(topic).error is None
+    to = f"{topic}-again"
+    where = "data:price::double > 40 or tag = 't1'"
+    done = command("replay", topic, "--to", to, "--where", where)
+    wanted = [
+        row
+        for row in rows_in(bench.table(topic))
+        if row["tag"] == "t1" or (row["kind"] == "json" and json.loads(row["data"])["price"] > 40)
+    ]
+    assert done["rows"] == len(wanted) > 20
+    found = client.diff_arrow(to).table.to_pylist()
+    assert [(row["data"], row["tag"], row["kind"]) for row in found] == [
+        (row["data"], row["tag"], ("json", "bytes").index(row["kind"])) for row in wanted
+    ]
+    done = command("replay", topic, "--to", to, "--seqs", "150-")
+    assert (done["rows"], client.topic(to).count) == (51, len(wanted) + 51)
+
+
+def test_import_in_parallel(
+    spark: SparkSession,
+    bench: Bench,
+    topic: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("a", "b"):
+        lines = (f'{{"file":"{name}","n":{n}}}\n' for n in range(3_000))
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    for _ in range(2):
+        files = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+        assert main(["import", *files, "--to", topic, "--url", bench.server.url]) == 0
+        assert "6,000 rows of 2 files" in capsys.readouterr().out
+    assert bench.client.topic(topic).count == 6_000
+
+
+def test_a_variant_beside_the_bytes(spark: SparkSession, bench: Bench, topic: str) -> None:
+    client, how = bench.client, {"copier": copy_on(spark), "value_ddl": VARIANT}
+    client.append(topic, [{"id": n, "price": n / 2} for n in range(1, 101)])
+    client.append_arrow(topic, rows_of(1, 50))  # bytes have no value
+    client.delete_records(topic, before_seq=11)
+    with pytest.raises(Died):
+        bench.sync(topic, at=dies_at("gaps committed"), **how)
+    assert bench.sync(topic, **how).error is None
+    client.put_topic(topic, {"cap_records": 10})
+    client.append(topic, [{"id": 7}] * 30)
+    result = bench.sync(topic, copier=copy_on(spark))
+    assert (result.error, result.rows, result.gap_seqs) == (None, 10, 20)
+    table = bench.table(topic)
+    assert accounted(table) == 180
+    assert gaps_in(table) == [(1, 10, "delete"), (151, 170, "cap")]
+    assert compact(table, run_inline) is not None
+    assert verify(table.fresh(), run_inline, client, bench.connection).ok
+    paths = table.fresh().delta.file_uris()
+    frame = spark.read.schema("seq BIGINT, data BINARY, value VARIANT").parquet(*paths)
+    (found,) = frame.selectExpr("sum(value:price::double)", "count(value)", "count(*)").collect()
+    assert tuple(found) == (sum(n / 2 for n in range(11, 101)), 100, 150)
+    # Others see the two parts of it, and the bytes.
+    polars = pl.read_delta(bench.lake.uri(table.name)).sort("seq")
+    assert polars["data"][0] == b'{"id":11,"price":5.5}'
+    assert set(polars["value"].struct.fields) == {"metadata", "value"}
+
+
+def test_spark_reads_the_files_of_a_version(spark: SparkSession, bench: Bench, topic: str) -> None:
+    fill(bench.client, topic, 1_500)
+    assert bench.sync(topic, runner=run_on(spark)).error is None
+    table = bench.table(topic)
+    frame = spark.read.option("basePath", bench.lake.uri(table.name)).parquet(
+        *table.delta.file_uris()
+    )
+    assert dict(frame.dtypes)["day"] == "date"
+    rows = frame.where("seq > 1490").orderBy("seq").collect()
+    assert [row.seq for row in rows] == list(range(1_491, 1_501))
+    assert bytes(rows[0].data) == rows_in(table)[1_490]["data"]

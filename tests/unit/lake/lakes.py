@@ -1,0 +1,90 @@
+"""Lakes for tests: what is in a table by another reader than ours, and a writer that can die."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from headrace.client import Client
+from headrace.lake.gaps import gaps_name
+from headrace.lake.layout import Lake
+from headrace.lake.sync import Result, Sync
+from headrace.lake.table import Table
+from headrace.lake.tasks import run_inline
+from headrace.spark.options import Connection
+from headrace.testing.process import ServerProcess
+
+
+class Died(BaseException):
+    """A writer ended here, and nothing of it ran any more."""
+
+
+def dies_at(step: str, count: int = 1) -> Callable[[str], None]:
+    """Ends a sync when it has done this step for the `count`th time."""
+    seen = 0
+
+    def at(done: str) -> None:
+        nonlocal seen
+        seen += done == step
+        if done == step and seen == count:
+            raise Died(step)
+
+    return at
+
+
+class Bench:
+    """A server, a client and a lake of one test."""
+
+    def __init__(self, server: ServerProcess, client: Client, lake: Lake) -> None:
+        self.server = server
+        self.client = client
+        self.lake = lake
+
+    @property
+    def connection(self) -> Connection:
+        return Connection(self.server.url)
+
+    def writer(self, **how: Any) -> Sync:
+        return Sync(self.client, self.connection, self.lake, how.pop("runner", run_inline), **how)
+
+    def sync(self, topic: str, **how: Any) -> Result:
+        (result,) = self.writer(**how).run([topic])
+        return result
+
+    def table(self, topic: str) -> Table:
+        epoch = self.client.topic(topic).epoch
+        (name,) = [name for name in self.lake.tables() if name.startswith(f"{epoch}-")]
+        return Table(self.lake, name)
+
+
+def rows_in(table: Table) -> list[dict[str, Any]]:
+    """Every row, by Delta's own reader, in the order of seqs."""
+    found = table.fresh().delta.to_pyarrow_table()
+    return found.sort_by("seq").to_pylist()
+
+
+def gaps_in(table: Table) -> list[tuple[int, int, str]]:
+    """The gaps that the table names, by Delta's own reader."""
+    table = table.fresh()
+    version = table.place.gaps_version
+    if version is None:
+        return []
+    found: pa.Table = DeltaTable(
+        table.lake.uri(gaps_name(table.identity)), version
+    ).to_pyarrow_table()
+    return [
+        (row["first"], row["last"], row["reason"]) for row in found.sort_by("first").to_pylist()
+    ]
+
+
+def accounted(table: Table) -> int:
+    """Every seq from 1 to the watermark is a row once or in one gap; returns the watermark."""
+    seqs = [row["seq"] for row in rows_in(table)]
+    for first, last, _ in gaps_in(table):
+        seqs += range(first, last + 1)
+    mark = table.fresh().place.watermark
+    assert sorted(seqs) == list(range(1, mark + 1))
+    return mark

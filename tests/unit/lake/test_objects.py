@@ -1,0 +1,102 @@
+"""A lake in an object store: the same commits, without a jar or a directory."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from headrace.lake.compact import compact
+from headrace.lake.history import history
+from headrace.lake.layout import Lake
+from headrace.lake.replay import Wanted, replay
+from headrace.lake.table import Table
+from headrace.lake.tasks import run_inline
+from headrace.lake.vacuum import vacuum
+from headrace.lake.verify import verify
+from headrace.testing.process import ServerProcess
+from tests.spark.sealing import fill
+from tests.unit.lake.lakes import Bench, Died, dies_at
+
+BUCKET = "lakes"
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """In a process of its own, because delta-rs waits without letting go of this one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    address = f"127.0.0.1:{port}"
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"http://{address}",
+        region_name="us-east-1",
+        aws_access_key_id="key",
+        aws_secret_access_key="secret",
+        config=Config(retries={"max_attempts": 10, "mode": "standard"}),
+    )
+    client.create_bucket(Bucket=BUCKET)
+    yield address
+    client.close()
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def remote(
+    bench: Bench,
+    server: ServerProcess,
+    endpoint: str,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Bench:
+    """The same bench with a lake of objects."""
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    query = f"endpoint_override={endpoint}&scheme=http&region=us-east-1"
+    return Bench(server, bench.client, Lake(f"s3://key:secret@{BUCKET}/some/{topic}?{query}"))
+
+
+def test_all_of_it(remote: Bench, topic: str) -> None:
+    client = remote.client
+    fill(client, topic, 1_000)
+    client.delete_records(topic, match="t4")
+    assert remote.sync(topic).error is None
+    fill(client, topic, 100, 1_001)
+    with pytest.raises(Died):
+        remote.sync(topic, at=dies_at("looked again"))
+    assert remote.sync(topic).error is None
+    (name,) = remote.lake.tables()
+    table = Table(remote.lake, name)
+    assert "secret" not in repr(remote.lake)
+    found = verify(table, run_inline, client, remote.connection)
+    assert (found.ok, found.watermark, found.files) == (True, 1_100, 2)
+    assert compact(table, run_inline) is not None
+    assert verify(table.fresh(), run_inline, client, remote.connection).ok
+    assert len(vacuum(table.fresh(), 0).files) == 3, "two that are put together, and an orphan"
+    assert verify(table.fresh(), run_inline).ok
+    done = replay(table.fresh(), Wanted(f"{topic}-2"), remote.connection, run_inline)
+    assert done.rows == client.topic(f"{topic}-2").count == found.rows
+    assert [one.what for one in history(table.fresh())][-2:] == ["sync", "create table"]
+
+
+def test_of_two_writers_one_loses(remote: Bench, topic: str) -> None:
+    remote.client.append(topic, [1, 2, 3])
+
+    def at(step: str) -> None:
+        if step == "looked again":
+            assert remote.sync(topic).error is None
+
+    assert remote.sync(topic, at=at).code == "lake_conflict"
+    (name,) = remote.lake.tables()
+    assert verify(Table(remote.lake, name), run_inline).ok
