@@ -45,7 +45,7 @@ def deletes_not_replayed(patch: pytest.MonkeyPatch) -> None:
 
 
 def recovered_log_not_synced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Recovery, "_make_durable", lambda self, found, scans: None)
+    patch.setattr(recovery, "make_durable", lambda fs, found, scans: None)
 
 
 def old_snapshots_never_pruned_but_their_log_is(patch: pytest.MonkeyPatch) -> None:

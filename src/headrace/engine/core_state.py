@@ -55,7 +55,7 @@ T = TypeVar("T")
 class Forwarding(Protocol):
     """What the other parts need of the routers."""
 
-    def hold(self) -> bool: ...  # forward nothing more; whether something is on its way yet
+    def hold(self) -> None: ...  # forward nothing more; what is on its way is staged already
     def release(self) -> None: ...
     def connected(self) -> set[int]: ...  # topics that a router reads from or writes to
     def capture(self) -> dict[str, bytes]: ...  # for a snapshot, empty: gone; while held

@@ -11,8 +11,9 @@ visible.  A reader of a destination does not wait for them: `drain` does what is
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
@@ -41,6 +42,7 @@ from headrace.engine.router_copies import (
     window_in_memory,
 )
 from headrace.engine.router_picking import ANNOUNCED, UNSYNCED, Picker, key_of, positions, seqs_of
+from headrace.engine.router_retry import Retries
 from headrace.engine.router_state import CopiedKeys, HopRuns, Router, counted
 from headrace.engine.topic import Lost, Topic
 from headrace.engine.turns import Job
@@ -54,15 +56,16 @@ from headrace.storage.frame import (
     encode_control,
 )
 
-log = logging.getLogger("headrace.routers")
-
 # So many passes of the largest size fit into memory.
 PASSES_IN_MEMORY = 16
+# So many routers have their copies made at once; the loop is left to others between.
+ROUTERS_PER_PASS = 128
 
 
 class _Group(NamedTuple):
     """What copies have in common that one entry says all of."""
 
+    turn: int  # how many routers before it bring something to the same topic
     shard: int
     synced: bool
     stored: bool
@@ -76,7 +79,7 @@ class _Group(NamedTuple):
 class SourceJob(Job):
     """The routers of one source, and its waiter: hears when there is something new."""
 
-    __slots__ = ("_forwarder", "routers", "topic")
+    __slots__ = ("_forwarder", "_turn", "routers", "topic")
     background = True
 
     def __init__(self, forwarder: Forwarder, topic: Topic) -> None:
@@ -84,6 +87,7 @@ class SourceJob(Job):
         self._forwarder = forwarder
         self.topic = topic
         self.routers: list[Router] = []
+        self._turn = 0
         self._wait()
 
     @property
@@ -103,7 +107,16 @@ class SourceJob(Job):
             self._forwarder.core.turns.wake(self)
 
     def step(self) -> bool:
-        return self._forwarder.run(self.routers) and self._forwarder.has_work(self.routers)
+        """Passes, one after the other, until the turn is over; those left out are the next."""
+        forwarder = self._forwarder
+        passes = forwarder.passes(self.routers)
+        done = False
+        for number in range(len(passes)):
+            if number and forwarder.core.turns.over:
+                return True
+            done = forwarder.run(passes[self._turn % len(passes)]) or done
+            self._turn += 1
+        return done and forwarder.has_work(self.routers)
 
     def close(self) -> None:
         """There are no routers left."""
@@ -119,15 +132,14 @@ class Forwarder:
         self.core = core
         self._appender = appender
         self.sources: dict[int, SourceJob] = {}  # by topic id
-        self._picker = Picker(core)
+        self._picker = Picker(core, self._consumed_to)
         self.hops = self._picker.hops
         self.changed: set[int] = set()  # routers whose cursor has moved since the last snapshot
         self.keys_changed: set[int] = set()  # destinations
         self.forwarded_total = 0
         self.on_settled: Callable[[], None] = lambda: None
-        self.in_flight = 0  # commits
         self.held = False
-        self._retrying = False
+        self.retries = Retries(core, self._try_again)
 
     # Passes
 
@@ -139,25 +151,31 @@ class Forwarder:
             r.live and not r.busy and not r.blocked and r.cursor < r.source.head for r in routers
         )
 
-    def run(self, routers: Iterable[Router], *, forced: bool = False) -> bool:
-        """One pass for routers of one source; whether anything was done or is on its way.
-
-        `forced`: also those that wait before they try again.
-        """
+    def passes(self, routers: Iterable[Router]) -> list[list[Router]]:
+        """The routers that have something to do now, by where they stand, so many together."""
         if self.held:
-            return False
+            return []
         now_ns = self.core.clock.monotonic_ns()
         by_cursor: dict[int, list[Router]] = {}
         for router in routers:
             ready = router.live and not router.busy and router.cursor < router.source.head
-            if ready and (forced or router.retry_ns <= now_ns):
+            if ready and router.retry_ns <= now_ns:
                 by_cursor.setdefault(router.cursor, []).append(router)
-        done = False
-        for cursor, group in by_cursor.items():
-            done = self._pass(group[0].source, cursor, group) or done
-        return done
+        return [
+            together[at : at + ROUTERS_PER_PASS]
+            for together in by_cursor.values()
+            for at in range(0, len(together), ROUTERS_PER_PASS)
+        ]
 
-    def _pass(self, topic: Topic, cursor: int, routers: list[Router]) -> bool:
+    def _consumed_to(self, topic_id: int) -> int:
+        """Up to where all routers that read from a topic have come."""
+        job = self.sources.get(topic_id)
+        return min(router.cursor for router in job.routers) if job is not None else 0
+
+    def run(self, routers: list[Router]) -> bool:
+        """One pass, for routers at one place of a source; whether anything is on its way."""
+        assert len(routers) <= ROUTERS_PER_PASS, len(routers)
+        topic, cursor = routers[0].source, routers[0].cursor
         retention.enforce(self.core, topic)
         lost = topic.lost_after(cursor)
         if lost is not None:
@@ -182,7 +200,7 @@ class Forwarder:
             for router in routers:
                 router.busy = False
             if done.error is not None:
-                self._back_off(routers, done.error)
+                self.retries.add(routers, done.error)
             elif not self.held and topic.live:
                 self._take_page(topic, cursor, done.result(), routers)
             self.on_settled()
@@ -201,34 +219,10 @@ class Forwarder:
         last = min(page.next_from_seq, topic.read_end(cursor))
         self._stage(Window(topic, cursor, last, None, living(topic, rows)), routers)
 
-    def _back_off(self, routers: Iterable[Router], why: BaseException) -> None:
-        now_ns = self.core.clock.monotonic_ns()
-        delay_ms = 0
-        for router in routers:
-            if not router.blocked:
-                log.info("router %r waits: %s", router.name, why)
-            delay_ms = max(delay_ms, router.back_off(now_ns))
-        if delay_ms and not self._retrying:
-            self._retrying = True
-            self.core.runtime.later(delay_ms, self._retry)
-
-    def _retry(self) -> None:
-        """Try those again that could not place a record."""
-        self._retrying = False
-        if self.core.closing:
-            return
-        now_ns = self.core.clock.monotonic_ns()
-        next_ns = 0
-        for job in self.sources.values():
-            for router in job.routers:
-                if router.blocked and router.retry_ns <= now_ns:
-                    router.blocked = False
-                    self.core.turns.enqueue(job)
-                elif router.blocked:
-                    next_ns = min(next_ns or router.retry_ns, router.retry_ns)
-        if next_ns and not self._retrying:
-            self._retrying = True
-            self.core.runtime.later(max(1, (next_ns - now_ns) // 1_000_000), self._retry)
+    def _try_again(self, router: Router) -> None:
+        job = self.sources.get(router.source.id)
+        if job is not None:
+            self.core.turns.enqueue(job)
 
     # Staging
 
@@ -246,38 +240,50 @@ class Forwarder:
         first_lost = last if lost.reason == "crash" else lost.first
         count = last - first_lost + 1
         skip = encode_seqs(range(cursor + 1, first_lost))
-        groups: dict[tuple[int, bool], list[Copy]] = {}
+        groups: dict[tuple[int, int, bool], list[Copy]] = {}
+        turns: Counter[int] = Counter()  # by destination: what is numbered first is logged first
         now = self.core.clock.now_ms()
         for router in routers:
             dest = router.dest
-            refusal = self._picker.refusal(dest)
+            refusal = self._picker.refusal(router)
             if refusal is None and not dest.takes_trim():
                 refusal = ANNOUNCED
             if refusal is not None:
-                self._back_off([router], refusal)
+                self.retries.add([router], refusal)
                 continue
             first = dest.staged + 1
             reserve, synced = self._number(dest, count, 0)
             total = router.forwarded_total + count
             copy = Copy(router, None, first, count, last, total, reserve, [count, hops + 1])
-            groups.setdefault((self._shard_number(dest), synced), []).append(copy)
-        for (shard, synced), copies in groups.items():
+            group = (turns[dest.id], self._shard_number(dest), synced)
+            groups.setdefault(group, []).append(copy)
+            turns[dest.id] += 1
+        for (_, shard, synced), copies in sorted(groups.items(), key=itemgetter(0)):
             self._log(topic, cursor, last, skip, FORWARD_LOST, now, copies, shard, synced)
         return bool(groups)
 
     def _stage_nothing(self, topic: Topic, cursor: int, last: int, routers: list[Router]) -> None:
-        """Records are consumed, and there is nothing to copy."""
-        copies = [Copy(r, None, 0, 0, last, r.forwarded_total) for r in routers]
+        """Records are consumed, and there is nothing to copy.
+
+        All entries of a router are in the shard of its destination, so that none is on disk
+        before those that came first.
+        """
+        by_shard: dict[int, list[Copy]] = {}
+        for router in routers:
+            copy = Copy(router, None, 0, 0, last, router.forwarded_total)
+            by_shard.setdefault(self._shard_number(router.dest), []).append(copy)
         skip = encode_seqs(range(cursor + 1, last + 1))
         now = self.core.clock.now_ms()
-        self._log(topic, cursor, last, skip, 0, now, copies, self._shard_number(topic), False)
+        for shard, copies in by_shard.items():
+            self._log(topic, cursor, last, skip, 0, now, copies, shard, False)
 
     def _stage(self, window: Window, routers: list[Router]) -> bool:
         topic, core = window.topic, self.core
         now = core.clock.now_ms()
-        levels = self._levels(window)
+        levels = self._picker.levels(window)
         nothing: dict[int, list[Router]] = {}
         groups: dict[_Group, list[Copy]] = {}
+        turns: Counter[int] = Counter()  # by destination: what is numbered first is logged first
         for router in routers:
             picked, last, refusal = self._picker.pick(router, window, levels)
             if picked == () or not window.count:
@@ -286,7 +292,7 @@ class Forwarder:
                 elif refusal is UNSYNCED:
                     self._await_disk(router)
                 elif refusal is not None:
-                    self._back_off([router], refusal)
+                    self.retries.add([router], refusal)
                 continue
             flags = router.flags
             made = window.make(picked, flags, router.name)
@@ -306,37 +312,36 @@ class Forwarder:
                 continue
             shard = self._shard_number(dest)
             only = router.id if flags & FORWARD_KEY else 0
-            group = _Group(shard, synced, stored, id(picked), last, flags, tuple(hops), only)
-            groups.setdefault(group, []).append(copy)
+            turn, what = turns[dest.id], (id(picked), last, flags, tuple(hops), only)
+            groups.setdefault(_Group(turn, shard, synced, stored, *what), []).append(copy)
+            turns[dest.id] += 1
             window.keep(picked)
         for last, consumed in nothing.items():
             self._stage_nothing(topic, window.cursor, last, consumed)
-        for group, copies in groups.items():
+        for group, copies in sorted(groups.items(), key=lambda each: each[0].turn):
             flags = group.flags | (FORWARD_STORED if group.stored else 0)
             skip = encode_seqs(window.skipped(window.kept(group.picked), group.last))
             where = (group.shard, group.synced)
             self._log(topic, window.cursor, group.last, skip, flags, now, copies, *where)
         return bool(nothing or groups) or any(router.busy for router in routers)
 
-    def _levels(self, window: Window) -> list[int] | None:
-        runs = self.hops.get(window.topic.id)
-        if runs:
-            runs.drop_to(min(r.cursor for r in self.sources[window.topic.id].routers))
-        return self._picker.levels(window)
-
     def _await_disk(self, router: Router) -> None:
         """A copy of class fsync is not visible before its source is on disk, in every shard."""
         waiting = len(self.core.shards)
         head = router.source.head
         router.busy = True
+        failures: list[HeadraceError] = []
 
         def synced(error: HeadraceError | None) -> None:
             nonlocal waiting
             waiting -= 1
+            failures.extend([error] if error is not None else [])
             if waiting:
                 return
             router.busy = False
-            if error is None:
+            if failures:
+                self.retries.add([router], failures[0])
+            else:
                 router.durable_to = head
             self._go_on([router])
 
@@ -373,7 +378,6 @@ class Forwarder:
         for copy in copies:
             copy.router.busy = True
         raw = encode_control(ENTRY_FORWARD, topic.id, entry)
-        self.in_flight += 1
         self.core.shards[shard].forwards_staged += 1
         self.core.shards[shard].stage(ForwardCommit(raw, synced, copies, self._settled))
 
@@ -394,17 +398,15 @@ class Forwarder:
         whole = encode_block(batch, dest.id, block.first_seq, block.ts, now, copy.reserve, sidecar)
         copy.router.busy = True
         commit = ForwardCommit(whole.raw, synced, [copy._replace(block=whole)], self._settled)
-        self.in_flight += 1
         self.core.shard_of(dest.id).stage(commit)
 
     def _settled(
         self, commit: ForwardCommit, copies: list[Copy], error: HeadraceError | None
     ) -> None:
-        self.in_flight -= 1
         for copy in copies:
             self._settle(commit, copy, error)
         if error is not None:
-            self._back_off([copy.router for copy in copies], error)
+            self.retries.add([copy.router for copy in copies], error)
         self._go_on([copy.router for copy in copies])
 
     def _settle(self, commit: ForwardCommit, copy: Copy, error: HeadraceError | None) -> None:
@@ -450,8 +452,8 @@ class Forwarder:
             core.keep(dest, block, not dest.ephemeral or dest.changing > 0)
             if copy.seqs:
                 self.note_keys(dest.id, key_of(copy.router), copy.seqs, block.first_seq)
-            if dest.bounded:
-                retention.enforce(core, dest)
+            if dest.bounded and (dest.config.cap_records or dest.config.cap_bytes):
+                retention.enforce(core, dest, replayed=True)
         if dest.id in self.sources:
             runs = self.hops.setdefault(dest.id, HopRuns())
             runs.add(copy.first_seq, copy.hops or [copy.rows, 1])

@@ -280,12 +280,21 @@ class _Notice(Job):
         self._left = list(feed.followers)
         self._ms_max = ms_max
 
+    @property
+    def priority(self) -> int:
+        return 0  # above what it tells of, and no higher than anything that is delivered
+
     def step(self) -> bool:
         feed, left, turns = self._feed, self._left, self._feed.turns
         while left and not turns.over:
             follower = left.pop()
-            if follower in feed.followers:
+            if follower not in feed.followers:
+                continue
+            try:
                 follower.paced(feed, self._ms_max)
+            except Exception:
+                log.exception("a follower of %r failed", feed.topic.name)
+                follower.broken()
         return bool(left)
 
 

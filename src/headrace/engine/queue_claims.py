@@ -28,6 +28,7 @@ from headrace.storage.frame import ENTRY_QUEUE, EVENT_CLAIM, Held, QueueEvent
 # Tokens of one run are this far apart, so that lease ids of different claims do not meet.
 TOKEN_STRIDE = 0x9E37_79B9_7F4A_7C15
 COHORT_JOBS_MAX = 4_000  # dealt out at a time, so that the loop is not held for long
+TRIES_MAX = 16  # of a claim that finds damaged jobs and nothing else
 
 _Record = tuple[int, int, bytes, int, str | None, bytes | None]
 
@@ -40,6 +41,7 @@ class Claim(msgspec.Struct, eq=False):
     connection: int | None
     bytes_max: int  # of its jobs, beyond the first
     after: Ticket[None] | None = None  # dead letters to be moved before it is answered
+    tries: int = 0  # that found nothing but damaged jobs
 
 
 class Claims:
@@ -86,7 +88,11 @@ class Claims:
 
     def _deal(self, topic: Topic) -> None:
         cohort = self._cohorts.pop(topic.id, [])
-        waiting = [claim for claim in cohort if not claim.ticket.abandoned]
+        waiting = [
+            claim
+            for claim in cohort
+            if not claim.ticket.abandoned and not self._workers.is_gone(claim.connection)
+        ]
         if waiting:
             self._serve(topic, waiting)
             self._workers.stir(topic)
@@ -98,7 +104,7 @@ class Claims:
             moved = self._mover.bury(topic, queue)
             for claim in claims:
                 claim.after = moved
-        wanted = sum([claim.want for claim in claims])
+        wanted = sum([claim.want << claim.tries for claim in claims])
         jobs_max = self._core.settings.jobs_out_max
         seqs = queue.take(min(wanted, COHORT_JOBS_MAX), topic.span, jobs_max)
         if not seqs and len(queue.deliveries) >= jobs_max and queue.ready(topic.count) > 0:
@@ -124,7 +130,7 @@ class Claims:
             return
         later = False
 
-        def done(rows: list[Rows], error: BaseException | None) -> None:
+        def done(rows: list[Rows], damaged: list[int], error: BaseException | None) -> None:
             # What was deleted while files were read is not ours any more.
             mine = list(queue.busy & BitMap64(seqs)) if later else seqs
             if error is None and not topic.live:
@@ -132,15 +138,35 @@ class Claims:
             if error is not None:
                 queue.give_back(mine)
                 claim.ticket.fail(error)
-            elif self._workers.is_gone(claim.connection) or claim.ticket.abandoned:
+                return
+            if damaged:
+                bad = BitMap64(mine) & BitMap64(damaged)
+                queue.set_aside(bad, self._core.clock.now_ms())
+                self._workers.arm(topic)
+                mine = list(BitMap64(mine) - bad)
+                if not mine and claim.tries < TRIES_MAX:
+                    # Nobody is to come back for jobs that are there; more at a time, since many
+                    # may be damaged.
+                    claim.tries += 1
+                    self._core.runtime.soon(lambda: self._again(topic, claim))
+                    return
+            if self._workers.is_gone(claim.connection) or claim.ticket.abandoned:
                 self._deliver(topic, queue, claim, mine, [])
             else:
                 records = self._fitting(rows, set(mine) if later else None, claim.bytes_max)
-                self._deliver(topic, queue, claim, mine, records)
+                self._deliver(topic, queue, claim, mine, records[: claim.want])
+            if damaged:
+                self._workers.stir(topic)
 
         later = not read_jobs(self._core, topic, seqs, claim.bytes_max, done)
         if later:
             queue.busy.update(seqs)
+
+    def _again(self, topic: Topic, claim: Claim) -> None:
+        if topic.live:
+            self._serve(topic, [claim])
+        else:
+            claim.ticket.fail(TopicNotFound.named(topic.name))
 
     def _fitting(self, rows: list[Rows], alive: set[int] | None, left: int) -> list[_Record]:
         """The records that go into one answer: those that are alive, up to the bound in bytes."""

@@ -4,7 +4,8 @@ Only this file moves.  A move has a number, and three entries of the log: it beg
 where to), the copies are appended under the producer `moved-from:<topic id>` with the number as its
 epoch, and it has moved, which deletes the jobs here.  A crash in between loses nothing, since the
 jobs are deleted last; and the start that follows finishes the move under the same number, so that
-what was copied before is not copied again.  One move of a topic at a time.
+what was copied before is not copied again.  One move of a topic at a time, and after a refusal of
+the dead letter topic none for a while, unless it has changed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 from pyroaring import BitMap64
@@ -32,11 +34,12 @@ from headrace.engine.collect import ReadRequest
 from headrace.engine.core_state import ControlCommit, Core
 from headrace.engine.deleting import TagMatch, apply_delete
 from headrace.engine.idempotency import ProducerClaim
+from headrace.engine.queue_letters import batch_of, dead_meta, live_meta, source_of
 from headrace.engine.queue_rows import read_jobs, records_of
 from headrace.engine.queue_state import QueueState
 from headrace.engine.reading import Page, Reader
 from headrace.engine.topic import Topic
-from headrace.storage.block import KIND_MIXED, Batch, Record, Rows
+from headrace.storage.block import Record, Rows
 from headrace.storage.frame import (
     ENTRY_QUEUE,
     EVENT_BURY,
@@ -50,13 +53,10 @@ from headrace.storage.queue_record import MoveState
 log = logging.getLogger("headrace.queues")
 
 PRODUCER_PREFIX = "moved-from:"
-DEAD_FROM = "$dead_letter_from"
-DEAD_DELIVERIES = "$dead_letter_deliveries"
-DEAD_SEQ = "$dead_letter_src_seq"
-DEAD_META = "$dead_letter_meta"  # what was there and is no object
 MOVE_JOBS_MAX = 1_000
 MOVE_BYTES_MAX = 4 << 20
 RETRY_MS = 5_000
+REFUSED_MS = 100  # after a first refusal; twice as long after each further one, up to RETRY_MS
 
 
 class Redrive(msgspec.Struct, frozen=True):
@@ -80,6 +80,14 @@ class Redriven(msgspec.Struct, frozen=True):
     done: bool
 
 
+class _Refused(NamedTuple):
+    """A dead letter topic took nothing: it is asked again when it has changed, or at a time."""
+
+    until: int
+    wait_ms: int
+    by: object
+
+
 class Mover:
     """Moves jobs of every topic."""
 
@@ -92,6 +100,11 @@ class Mover:
         self._reader = reader
         self._waiting: dict[int, deque[_Move]] = {}
         self._burying: dict[int, Ticket[None]] = {}
+        self._refused: dict[int, _Refused] = {}  # by topic
+
+    def forget(self, topic: Topic) -> None:
+        """A topic was deleted."""
+        self._refused.pop(topic.id, None)
 
     def bury(self, topic: Topic, queue: QueueState) -> Ticket[None] | None:
         """Move jobs that were delivered too often to the dead letter topic, some at a time.
@@ -102,20 +115,43 @@ class Mover:
         under_way = self._burying.get(topic.id)
         if under_way is not None or topic.id in self._waiting:
             return under_way
-        assert topic.config.dead_letter is not None
+        dead_letter = topic.config.dead_letter
+        assert dead_letter is not None
+        refused = self._refused.get(topic.id)
+        now = self.core.clock.now_ms()
+        if refused is not None and now < refused.until and refused.by == self._room(dead_letter):
+            return None
         done: Ticket[None] = Ticket(self.core.runtime)
         self._burying[topic.id] = done
 
         def buried(ticket: Ticket[int]) -> None:
             del self._burying[topic.id]
-            if ticket.error is not None:
+            self._refused.pop(topic.id, None)
+            if ticket.error is not None and topic.live:
                 log.warning("dead letters of %r stay: %s", topic.name, ticket.error)
+                wait_ms = min(2 * refused.wait_ms, RETRY_MS) if refused else REFUSED_MS
+                until = self.core.clock.now_ms() + wait_ms
+                self._refused[topic.id] = _Refused(until, wait_ms, self._room(dead_letter))
+            elif queue.spent:
+                self.core.runtime.soon(lambda: self._bury_more(topic, queue))
             done.resolve(None)
 
         seqs = queue.take_spent(MOVE_JOBS_MAX)
-        move = _Move(self, topic, queue, EVENT_BURY, topic.config.dead_letter, seqs)
+        move = _Move(self, topic, queue, EVENT_BURY, dead_letter, seqs)
         self._enqueue(move).when_done(buried)
         return done
+
+    def _bury_more(self, topic: Topic, queue: QueueState) -> None:
+        """The next of many, unless they are not to go any more."""
+        config = topic.config
+        same = config.dead_letter is not None and config.max_deliveries == queue.max_deliveries
+        if same and topic.live and queue.spent and not self.core.closing:
+            self.bury(topic, queue)
+
+    def _room(self, dead_letter: str) -> object:
+        """Another value when a dead letter topic may have room that it did not have."""
+        dest = self.core.find(dead_letter)
+        return None if dest is None else (dest.id, dest.count, dest.bytes, dest.config)
 
     def resume(self, topic: Topic, queue: QueueState) -> None:
         """Finish what a crash interrupted."""
@@ -146,7 +182,8 @@ class Mover:
         """Move back what of the next `limit` dead letters is asked for."""
         ticket: Ticket[Redriven] = Ticket(self.core.runtime)
         limit = min(max(asked.limit, 1), MOVE_JOBS_MAX)
-        request = ReadRequest(asked.from_seq, limit, MOVE_BYTES_MAX)
+        # Beyond the head there is nothing: to read from there would be to begin anew.
+        request = ReadRequest(min(asked.from_seq, topic.head), limit, MOVE_BYTES_MAX)
 
         def read(done: Ticket[Page]) -> None:
             if done.error is not None:
@@ -195,14 +232,8 @@ class Mover:
 
     def _goes_to(self, record: Record, asked: Redrive) -> str | None:
         """The queue a dead letter came from, if it is asked for and the queue is there."""
-        match, meta = asked.match, _object(record.meta)
-        if meta is None or (match is not None and not _tagged(record.tag, match)):
-            return None
-        for key, value in asked.meta.items():
-            if key not in meta or msgspec.json.decode(meta[key]) != value:
-                return None
-        source = msgspec.json.decode(meta.get(DEAD_FROM, b"null"))
-        if not isinstance(source, str) or (asked.source or source) != source:
+        source = source_of(record, asked.match, asked.meta)
+        if source is None or (asked.source or source) != source:
             return None
         dest = self.core.find(source)
         there = dest is not None and dest.live and dest.config.type == "queue"
@@ -233,21 +264,41 @@ class _Move:
         self.ticket: Ticket[int] = Ticket(mover.core.runtime)
 
     def begin(self) -> None:
-        """Read the jobs: of a new move as many as fit, of an old one all that are left of it."""
+        """Read the jobs: of a new move as many as fit, of an old one all that are left of it.
+
+        What the other topic has before this run has copied anything needs no reading.
+        """
         topic = self.topic
         span = topic.span
         self._seqs = [seq for seq in self._seqs if span.alive(seq)] if topic.live else []
         if not self._seqs:
             self._stay(None)
             return
+        if self._number and self._has_copies():
+            self._delete()
+            return
         bytes_max = MOVE_BYTES_MAX if not self._number else sys.maxsize
         read_jobs(self._core, topic, self._seqs, bytes_max, self._read)
 
-    def _read(self, rows: list[Rows], error: BaseException | None) -> None:
+    @property
+    def _producer(self) -> str:
+        return f"{PRODUCER_PREFIX}{self.topic.id}"
+
+    def _has_copies(self) -> bool:
+        dest = self._core.find(self._dest)
+        known = (dest.producers or {}).get(self._producer) if dest is not None else None
+        return known is not None and known.epoch == self._number
+
+    def _read(self, rows: list[Rows], damaged: list[int], error: BaseException | None) -> None:
         if error is not None or not self.topic.live:
             self._stay(error)
             return
+        if damaged:
+            self._leave(damaged)
         records = records_of(rows)
+        if not records:
+            self._stay(None)
+            return
         if self._number:
             self._copy(records)
             return
@@ -277,6 +328,16 @@ class _Move:
 
         self._log(event, logged, needs_sync=apart and len(core.shards) > 1)
 
+    def _leave(self, damaged: list[int]) -> None:
+        """These cannot be read, and stay; the others go."""
+        queue = self._queue
+        bad = queue.busy & BitMap64(damaged)
+        if self._what == EVENT_BURY:
+            queue.set_aside(bad, self._core.clock.now_ms())
+        else:
+            queue.give_back(bad)
+        self._seqs = [seq for seq in self._seqs if seq not in bad]
+
     def _log(
         self,
         event: QueueEvent,
@@ -297,8 +358,10 @@ class _Move:
             dead_meta(record, name, config.max_deliveries) if bury else live_meta(record.meta)
             for record in records
         ]
-        producer = ProducerClaim(f"{PRODUCER_PREFIX}{self.topic.id}", self._number, 0)
-        how = Append(create=bury, producer=producer, trusted=True)
+        producer = ProducerClaim(self._producer, self._number, 0)
+        # Under pressure nobody could try a burial again: it is no client who asks for it.
+        how = Append(None, bury, None, producer, disable_backpressure=bury, trusted=True)
+        self._forget_gone()
         try:
             copied = self._mover.appender.append(self._dest, batch_of(records, metas), how)
         except ProducerFenced as fenced:
@@ -319,12 +382,27 @@ class _Move:
             return
         copied.when_done(self._copied)
 
+    def _forget_gone(self) -> None:
+        """Topics that come and go must not use up what the other topic remembers of producers."""
+        core = self._core
+        dest = core.find(self._dest)
+        known = dest.producers if dest is not None else None
+        if dest is None or not known or len(known) < core.settings.producers_per_topic_max:
+            return
+        for id in [id for id in known if id.startswith(PRODUCER_PREFIX)]:
+            number = id[len(PRODUCER_PREFIX) :]
+            if number.isdecimal() and int(number) not in core.by_id:
+                del known[id]
+        core.mark(dest)
+
     def _halve(self) -> None:
         """Half of them may still fit: another move, with a number of its own."""
         half = len(self._seqs) // 2
         self._log_stayed()
         self._queue.give_back(self._queue.busy & BitMap64(self._seqs[half:]))
         self._seqs, self._number = self._seqs[:half], 0
+        if self._queue.free:
+            self._mover.stir(self.topic)
         self.begin()
 
     def _copied(self, done: Ticket[Appended]) -> None:
@@ -332,6 +410,13 @@ class _Move:
         if isinstance(error, HeadraceError) and error.detail.get("outcome") == "unknown":
             self._end(error, stays=False)  # the next start finds out
             return
+        if error is None and done.result().deduped:
+            # Somebody else has used the name and the number: nothing of ours was copied.
+            error = ProducerFenced(
+                f"{self._dest!r} has number {self._number} of {self._producer!r} already",
+                fix="use another producer id; the jobs are moved under the next number",
+                detail={"epoch": self._number},
+            )
         if error is not None:
             self._stay(error)
             return
@@ -401,69 +486,12 @@ class _Move:
             self._queue.moving.pop(self._number, None)
             self._queue.give_back(self._queue.busy & BitMap64(self._seqs))
             self._core.mark(self.topic)
+            if self._queue.free:
+                self._mover.stir(self.topic)
         self._mover.ended(self)
+        if self.ticket.done:
+            return  # it has failed before, and was tried again since
         if error is not None:
             self.ticket.fail(error)
         else:
             self.ticket.resolve(0)
-
-
-def batch_of(records: list[Record], metas: list[bytes | None]) -> Batch:
-    """Records as they are, with other metas."""
-    kinds = bytes(record.kind for record in records)
-    one = kinds.count(kinds[0]) == len(kinds)
-    tags = [record.tag for record in records]
-    nodes = [record.node for record in records]
-    headers = [record.headers for record in records]
-    return Batch(
-        [record.data for record in records],
-        kinds[0] if one else KIND_MIXED,
-        tags if any(tag is not None for tag in tags) else None,
-        nodes if any(node is not None for node in nodes) else None,
-        metas if any(meta is not None for meta in metas) else None,
-        headers if any(header is not None for header in headers) else None,
-        None if one else kinds,
-    )
-
-
-def _object(meta: bytes | None) -> dict[str, msgspec.Raw] | None:
-    if meta is None:
-        return {}
-    try:
-        return msgspec.json.decode(meta, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def dead_meta(record: Record, source: str, deliveries: int) -> bytes:
-    """The meta of a dead letter: what it had, and where it comes from.
-
-    >>> dead_meta(Record(7, 0, b"{}", meta=b'{"a":1}'), "jobs", 2)[:36]
-    b'{"a":1,"$dead_letter_from":"jobs","$'
-    """
-    fields: dict[str, object] = {}
-    had = _object(record.meta)
-    if had is not None:
-        fields.update(had)
-    elif record.meta is not None:
-        fields[DEAD_META] = record.meta.decode(errors="replace")
-    trace = {DEAD_FROM: source, DEAD_DELIVERIES: str(deliveries), DEAD_SEQ: str(record.seq)}
-    return msgspec.json.encode(fields | trace)
-
-
-def live_meta(meta: bytes | None) -> bytes | None:
-    """What a dead letter had as its meta before it was one."""
-    fields = _object(meta)
-    if not fields:
-        return meta
-    had = fields.pop(DEAD_META, None)
-    if had is not None:
-        return str(msgspec.json.decode(had)).encode()
-    kept = {k: v for k, v in fields.items() if k not in (DEAD_FROM, DEAD_DELIVERIES, DEAD_SEQ)}
-    return msgspec.json.encode(kept) if kept else None
-
-
-def _tagged(tag: str | None, match: TagMatch) -> bool:
-    if tag is None:
-        return False
-    return tag.startswith(match.tag) if match.prefix else tag == match.tag

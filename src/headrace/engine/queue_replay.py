@@ -7,6 +7,8 @@ it and nothing of what held before.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pyroaring import BitMap64
 
 from headrace.engine.core_state import Core
@@ -33,6 +35,8 @@ from headrace.storage.queue_record import (
     decode_queue,
     encode_queue,
 )
+
+EVENT_JOBS = 1_000  # in one entry that tells the log of leases that are there
 
 
 def replay_event(core: Core, topic: Topic, event: QueueEvent) -> None:
@@ -76,6 +80,8 @@ def _replay_lease(queue: QueueState, event: QueueEvent) -> None:
         for held in event.held:
             queue.adopt(_grant(held, event.seqs[start : start + held.jobs]))
             start += held.jobs
+        # So that a delete that follows finds what is known of them.
+        queue.free |= seqs - queue.held
 
 
 def _grant(held: Held | HeldState, seqs: list[int]) -> Grant:
@@ -84,11 +90,41 @@ def _grant(held: Held | HeldState, seqs: list[int]) -> Grant:
     )
 
 
-def settle(queue: QueueState, now: int, span: Span) -> None:
+def replay_config(topic: Topic) -> None:
+    """The config says from here on whether leases are durable; those that are not have ended."""
+    if topic.queue is not None and not topic.config.leases_durable:
+        topic.queue.forget_leases()
+
+
+def lease_events(queue: QueueState) -> Iterator[QueueEvent]:
+    """What says of every lease and delay that it is there: for a log that knew of none."""
+    seqs: list[int] = []
+    leases: list[Held] = []
+    for grant in dict.fromkeys(queue.leases.values()):
+        mine = [seq for seq in grant.seqs if queue.leases.get(seq) is grant]
+        seqs += mine
+        leases.append(
+            Held(grant.token, grant.node, grant.deadline, grant.held_ms, grant.bound, len(mine))
+        )
+        if len(seqs) >= EVENT_JOBS:
+            yield QueueEvent(EVENT_CLAIM, seqs, [queue.deliveries[seq] for seq in seqs], leases)
+            seqs, leases = [], []
+    if seqs:
+        yield QueueEvent(EVENT_CLAIM, seqs, [queue.deliveries[seq] for seq in seqs], leases)
+    for delay in dict.fromkeys(queue.delays.values()):
+        mine = [seq for seq in delay.seqs if queue.delays.get(seq) is delay]
+        yield QueueEvent(EVENT_RELEASE, mine, until_ms=delay.until, held_ms=delay.held_ms)
+
+
+def settle(queue: QueueState, now: int, span: Span, *, durable: bool) -> None:
     """After a replay: what is dead is forgotten, and nothing alive is forgotten.
 
-    Leases of connections end, since these have; no lease or delay is longer than it was given.
+    Leases of connections end, since these have, and so do all that are not `durable`; no lease or
+    delay is longer than it was given.
     """
+    queue.durable = durable
+    if not durable:
+        queue.forget_leases()
     queue.cursor = min(queue.cursor, span.head)
     live = span.between(0, span.head)
     queue.dropped(queue.held - live)

@@ -3,7 +3,8 @@
 Pure: time is an argument, nothing waits or writes, and which records are alive is told to it.  A
 job is in at most one place: *leased*, *delayed*, *free* (was handed out, or passed by, and can be
 claimed again), *spent* (free, and its deliveries are used up), *busy* (being read, acknowledged or
-moved), or beyond `cursor`: fresh, of which nothing is kept at all.
+moved), *unreadable* (its record is damaged: it is passed over until it is tried again), or beyond
+`cursor`: fresh, of which nothing is kept at all.
 
 Leases have no timers.  All jobs of one claim share a `Grant`; a heap of grants by deadline is
 looked at when somebody asks.
@@ -22,8 +23,11 @@ from headrace.engine.queue_order import Span, live_after, up_to
 from headrace.storage.queue_record import MoveState
 
 TOKEN_MASK = (1 << 64) - 1
-# Grants and delays that are over stay in their heap until there are this many more than needed.
+# Grants and delays that are over stay in their heap until there are this many more than needed, and
+# jobs that are done in the list of their grant.
 STALE_MIN = 64
+# How long jobs whose records are damaged are passed over, in case that they are restored.
+UNREADABLE_MS = 60_000
 
 
 class Grant:
@@ -83,12 +87,14 @@ class QueueState:
         "_grant_count",
         "_grant_heap",
         "_pushes",
+        "_unreadable_until",
         "busy",
         "connections",
         "cursor",
         "dead_lettered",
         "delays",
         "deliveries",
+        "durable",
         "free",
         "held",
         "leases",
@@ -97,6 +103,7 @@ class QueueState:
         "moving",
         "relieved",
         "spent",
+        "unreadable",
     )
 
     def __init__(self) -> None:
@@ -106,6 +113,8 @@ class QueueState:
         self.free = BitMap64()
         self.spent = BitMap64()
         self.busy = BitMap64()
+        self.unreadable = BitMap64()
+        self.durable = False  # the log knows of every lease and delay
         self.deliveries: dict[int, int] = {}  # of jobs that were delivered and are not done
         self.cursor = 0  # fresh jobs are beyond it
         self.dead_lettered = 0
@@ -118,6 +127,7 @@ class QueueState:
         self._grant_count = 0  # grants that hold something
         self._delay_heap: list[tuple[int, int, Delay]] = []
         self._pushes = 0
+        self._unreadable_until = 0
 
     # Counts
 
@@ -130,8 +140,8 @@ class QueueState:
         return len(self.delays)
 
     def ready(self, live: int) -> int:
-        """Of so many live jobs, those that are neither leased nor delayed nor on their way out."""
-        return live - len(self.leases) - len(self.delays) - len(self.busy)
+        """Of so many live jobs, those that are neither held nor on their way out nor damaged."""
+        return live - len(self.leases) - len(self.delays) - len(self.busy) - len(self.unreadable)
 
     def held_by(self, connection: int) -> int:
         """Jobs that this connection holds."""
@@ -163,6 +173,10 @@ class QueueState:
                     del self.delays[seq]
                 self.held -= BitMap64(due)
                 self.set_free(due)
+        if self.unreadable and self._unreadable_until <= now:
+            moved = True
+            damaged, self.unreadable = self.unreadable, BitMap64()
+            self.set_free(damaged)
         return connections if moved else None
 
     def next_due(self) -> int | None:
@@ -170,6 +184,8 @@ class QueueState:
         due = [self._grant_heap[0][0] + 1] if self._grant_heap else []
         if self._delay_heap:
             due.append(self._delay_heap[0][0])
+        if self.unreadable:
+            due.append(self._unreadable_until)
         return min(due, default=None)
 
     def limit_deliveries(self, deliveries: int) -> None:
@@ -187,8 +203,14 @@ class QueueState:
         if not most:
             self.free.update(seqs)
             return
-        for seq in seqs:
-            (self.spent if self.deliveries.get(seq, 0) >= most else self.free).add(seq)
+        seqs, deliveries = BitMap64(seqs), self.deliveries
+        if len(seqs) <= len(deliveries):
+            spent = BitMap64(seq for seq in seqs if deliveries.get(seq, 0) >= most)
+        else:
+            # Jobs that were passed by may be many more than those that were delivered.
+            spent = BitMap64(seq for seq, count in deliveries.items() if count >= most) & seqs
+        self.spent |= spent
+        self.free |= seqs - spent
 
     # Handing out
 
@@ -199,15 +221,27 @@ class QueueState:
         delivered and not done at a time; what was delivered before counts already.
         """
         seqs: list[int] = []
+        room = out_max - len(self.deliveries)
         if self.free:
-            seqs = list(islice(self.free, count))
+            seqs = self._first_free(count, room)
             self.free -= BitMap64(seqs)
-        count = min(count - len(seqs), out_max - len(self.deliveries))
+            room -= sum([seq not in self.deliveries for seq in seqs]) if room < count else 0
+        count = min(count - len(seqs), room)
         if count <= 0:
             return seqs
         fresh = live_after(max(self.cursor, span.base), count, span)
         self.cursor = fresh[-1] if len(fresh) == count else max(self.cursor, span.head)
         return [*seqs, *fresh] if seqs else fresh
+
+    def _first_free(self, count: int, room: int) -> list[int]:
+        """The lowest jobs that came back; of those that were only passed by, what `room` allows."""
+        seqs = list(islice(self.free, count))
+        deliveries = self.deliveries
+        if room < count and sum([seq not in deliveries for seq in seqs]) > room:
+            known = self.free & BitMap64(deliveries)
+            passed = list(islice(self.free - known, max(room, 0)))
+            seqs = sorted([*islice(known, count), *passed])[:count]
+        return seqs
 
     def take_spent(self, count: int) -> list[int]:
         """Up to `count` jobs that have been delivered too often; they are busy from now on."""
@@ -221,6 +255,13 @@ class QueueState:
         seqs = BitMap64(seqs)
         self.busy -= seqs
         self.set_free(seqs)
+
+    def set_aside(self, seqs: Iterable[int], now: int) -> None:
+        """Jobs that were taken, or busy, cannot be read: pass them over for a while."""
+        seqs = BitMap64(seqs)
+        self.busy -= seqs
+        self.unreadable |= seqs
+        self._unreadable_until = now + UNREADABLE_MS
 
     def grant(self, grant: Grant) -> list[int]:
         """Deliver the jobs of a grant; returns how often each has been delivered now."""
@@ -256,7 +297,7 @@ class QueueState:
 
     def reserve(self, seqs: BitMap64, span: Span | None) -> BitMap64:
         """Make those of these jobs busy that nobody holds; returns them.  None: of a log."""
-        seqs = seqs - self.held - self.busy
+        seqs = seqs - self.held - self.busy - self.unreadable
         if span is not None and seqs and seqs.max() > self.cursor:
             # What is passed by has to be found again.
             self.set_free(span.between(self.cursor + 1, seqs.max()))
@@ -335,7 +376,7 @@ class QueueState:
 
     def dropped(self, seqs: BitMap64) -> None:
         """These records are gone, and with them whatever was known of the jobs."""
-        for place in (self.busy, self.free, self.spent, self.held):
+        for place in (self.busy, self.free, self.spent, self.held, self.unreadable):
             part = place & seqs if place else None
             if part:
                 place.difference_update(part)
@@ -343,7 +384,7 @@ class QueueState:
 
     def dropped_to(self, base: int) -> None:
         """The same for everything up to `base`."""
-        for place in (self.busy, self.free, self.spent, self.held):
+        for place in (self.busy, self.free, self.spent, self.held, self.unreadable):
             if place and place.min() <= base:
                 part = [*up_to(place, base)]
                 place.remove_range(0, base + 1)
@@ -384,6 +425,14 @@ class QueueState:
         self._shrink(grant, len(seqs))
         return seqs
 
+    def forget_leases(self) -> None:
+        """Nobody holds anything, and nothing is delayed."""
+        for grant in dict.fromkeys(self.leases.values()):
+            self.set_free(self.drop_grant(grant))
+        delayed = BitMap64(self.delays)
+        self.unlease(delayed)
+        self.set_free(delayed)
+
     def _push_grant(self, grant: Grant) -> None:
         self._pushes += 1
         self._grant_count += 1
@@ -393,7 +442,11 @@ class QueueState:
 
     def _shrink(self, grant: Grant, by: int) -> None:
         grant.left -= by
-        if grant.left or not by:
+        if grant.left:
+            if len(grant.seqs) > 2 * grant.left + STALE_MIN:
+                grant.seqs = [seq for seq in grant.seqs if self.leases.get(seq) is grant]
+            return
+        if not by:
             return
         self._grant_count -= 1
         mine = self.connections.get(grant.connection) if grant.connection is not None else None
@@ -411,6 +464,8 @@ class QueueState:
 
     def _shrink_delay(self, delay: Delay) -> None:
         delay.left -= 1
+        if delay.left and len(delay.seqs) > 2 * delay.left + STALE_MIN:
+            delay.seqs = [seq for seq in delay.seqs if self.delays.get(seq) is delay]
         if not delay.left and len(self._delay_heap) > 2 * len(self.delays) + STALE_MIN:
             self._delay_heap = [item for item in self._delay_heap if item[2].left]
             heapq.heapify(self._delay_heap)

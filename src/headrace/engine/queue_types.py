@@ -65,12 +65,13 @@ class Extended(msgspec.Struct, frozen=True):
 
 
 class QueueCounts(msgspec.Struct, frozen=True):
-    """A queue at a glance; jobs on their way out are in none of the first three."""
+    """A queue at a glance; jobs on their way out are in no count of jobs."""
 
     ready: int
     in_flight: int
     delayed: int
     dead_lettered: int
+    unreadable: int = 0  # their records are damaged: passed over, and tried again every minute
 
 
 def parse_lease_id(text: str) -> int | None:

@@ -49,6 +49,11 @@ class _Bench:
     def __len__(self) -> int:
         return len(self._workers)
 
+    @property
+    def idle(self) -> bool:
+        """Nobody is there, and nothing will call it any more: what comes next can begin anew."""
+        return not self._workers and not self._armed and not self._asked and not self._due
+
     def add(self, connection: int, wake: Wake) -> None:
         self._workers[connection] = wake
         self.hungry((connection,))
@@ -165,7 +170,8 @@ class Workers:
         bench = self._benches.get(topic.id) if topic is not None else None
         if topic is not None and bench is not None:
             bench.remove(connection)
-            if not len(bench):
+            # One that will still be called is kept: many that come and go have but one.
+            if bench.idle or not (topic.live or len(bench)):
                 del self._benches[topic.id]
         return topic
 
@@ -196,5 +202,7 @@ class Workers:
     def forget(self, topic: Topic) -> None:
         """A topic was deleted: its workers look once more."""
         bench = self._benches.get(topic.id)
-        if bench is not None:
+        if bench is not None and not len(bench):
+            del self._benches[topic.id]
+        elif bench is not None:
             bench.all()

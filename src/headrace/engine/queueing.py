@@ -31,6 +31,7 @@ from headrace.engine.core_state import Core, failed
 from headrace.engine.deleting import apply_delete
 from headrace.engine.queue_claims import Claim, Claims
 from headrace.engine.queue_moves import Mover, Redrive, Redriven
+from headrace.engine.queue_replay import lease_events
 from headrace.engine.queue_rows import fetch_sizes
 from headrace.engine.queue_state import Found, QueueState
 from headrace.engine.queue_types import (
@@ -81,6 +82,7 @@ class Queues:
         """A topic was deleted."""
         self._known.pop(topic.id, None)
         self._claims.forget(topic)
+        self._mover.forget(topic)
         self._workers.forget(topic)
 
     # Calls
@@ -123,6 +125,7 @@ class Queues:
             if not topic.live:
                 raise TopicNotFound.named(topic.name)
             self._refuse_undurable(topic)
+            self._refuse_unlogged(topic)
             self._claims.claim(topic, claim)
         except HeadraceError as error:
             claim.ticket.fail(error)
@@ -234,17 +237,23 @@ class Queues:
 
     def counts(self, name: str) -> QueueCounts:
         """What a queue holds, now."""
-        return self.counts_of(self._topic(name))
+        topic = self._topic(name)
+        retention.enforce(self._core, topic)
+        return self.counts_of(topic)
 
     def counts_of(self, topic: Topic) -> QueueCounts:
-        """The same for callers that have the topic, which is a queue."""
-        retention.enforce(self._core, topic)
+        """The same of a queue as it is: nothing is evicted for somebody who only looks."""
         queue = topic.queue
         if queue is None:
             return QueueCounts(topic.count, 0, 0, 0)
         self._tick(topic)
-        ready = queue.ready(topic.count)
-        return QueueCounts(ready, queue.in_flight, queue.delayed, queue.dead_lettered)
+        return QueueCounts(
+            queue.ready(topic.count),
+            queue.in_flight,
+            queue.delayed,
+            queue.dead_lettered,
+            len(queue.unreadable),
+        )
 
     @property
     def leases(self) -> int:
@@ -339,6 +348,14 @@ class Queues:
         if self._durable(topic):
             self._core.refuse_writes(self._core.shard_of(topic.id))
 
+    def _refuse_unlogged(self, topic: Topic) -> None:
+        """Claims are logged too, so there must be room; that the log is broken is no hindrance."""
+        core = self._core
+        shard = core.shard_of(topic.id)
+        full = shard.pending_bytes >= shard.pending_bytes_max and core.is_logged(topic)
+        if core.closing or (full and not shard.troubled):
+            core.refuse_writes(shard)
+
     # Shared
 
     def _look(self, topic: Topic) -> QueueState:
@@ -351,7 +368,20 @@ class Queues:
         config = topic.config
         queue.limit_deliveries(config.max_deliveries if config.dead_letter else 0)
         self._tick(topic)
+        if queue.durable != self._durable(topic):
+            self._durable_from_now(topic, queue)
         return queue
+
+    def _durable_from_now(self, topic: Topic, queue: QueueState) -> None:
+        """The config has changed: tell the log what it has to know from here on."""
+        core, durable = self._core, self._durable(topic)
+        if durable and (core.shard_of(topic.id).troubled or core.closing):
+            return
+        queue.durable = durable
+        if durable:
+            core.mark(topic)
+            for event in lease_events(queue):
+                core.log(topic, ENTRY_QUEUE, event, needs_sync=topic.needs_sync)
 
     def _tick(self, topic: Topic) -> None:
         queue = topic.queue

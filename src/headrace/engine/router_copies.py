@@ -124,12 +124,14 @@ class Window:
             return range(block.first_seq, block.last_seq + 1)
         return self.rows.seqs
 
-    def size(self, position: int) -> int:
-        """Data and meta bytes of one record."""
-        if self.block is not None:
+    def size(self, position: int, router: Router) -> int:
+        """Data and meta bytes of the copy that this router makes of one record."""
+        if self.block is not None and not router.exactly_once:
             return self.block.size_of(position, position + 1)
         metas = self.rows.metas
         meta = metas[position] if metas is not None else None
+        if router.exactly_once:
+            meta = keyed_meta(meta, router.name, self.topic, self.rows.seqs[position])
         return len(self.rows.data[position]) + len(meta or b"")
 
     # Which

@@ -7,6 +7,8 @@ router there.  Nothing here changes anything but what is remembered of hops.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.core.errors import HeadraceError
 from headrace.core.limits import router_hops_max
 from headrace.engine import retention
@@ -14,7 +16,6 @@ from headrace.engine.admission import check_quota
 from headrace.engine.core_state import Core
 from headrace.engine.router_copies import Picked, Window
 from headrace.engine.router_state import CopiedKeys, HopRuns, Router
-from headrace.engine.topic import Topic
 
 # More runs of hops than this in a destination, and its router waits for those that read from it.
 HOP_RUNS_MAX = 10_000
@@ -23,8 +24,9 @@ HOP_RUNS_MAX = 10_000
 class Picker:
     """Chooses records; knows what copies are there and how far each record has come."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, consumed_to: Callable[[int], int]) -> None:
         self._core = core
+        self._consumed_to = consumed_to
         self.hops: dict[int, HopRuns] = {}  # of topics that routers read from
         self.keys: dict[int, dict[tuple[str, int, int], CopiedKeys]] = {}  # by destination
 
@@ -33,6 +35,7 @@ class Picker:
         runs = self.hops.get(window.topic.id)
         if not runs:
             return None
+        runs.drop_to(self._consumed_to(window.topic.id))
         levels = runs.of(window.seqs)
         return levels if any(levels) else None
 
@@ -53,10 +56,10 @@ class Picker:
             picked = window.up_to(picked, last)
         if picked == ():
             return (), last, None
-        refusal = self.refusal(dest)
-        room = 0 if refusal is not None else self._room(dest, window, picked)
-        chosen = positions(window, picked)
-        if room < len(chosen):
+        refusal = self.refusal(router)
+        room = 0 if refusal is not None else self._room(router, window, picked)
+        if room < (window.count if picked is None else len(picked)):
+            chosen = positions(window, picked)
             last = min(last, window.seqs[chosen[room]] - 1)
             picked = tuple(chosen[:room])
             refusal = refusal or FULL
@@ -74,9 +77,9 @@ class Picker:
             i for i in chosen if not any(dest.live_between(s, s) for s in keys.copies_of(seqs[i]))
         )
 
-    def refusal(self, dest: Topic) -> HeadraceError | None:
+    def refusal(self, router: Router) -> HeadraceError | None:
         """Why nothing can be written to this destination now."""
-        core = self._core
+        core, dest = self._core, router.dest
         try:
             core.refuse_writes(core.shard_of(dest.id))
             check_quota(core, 0)
@@ -88,11 +91,22 @@ class Picker:
         held = core.unsealed_bytes + core.staged_bytes
         if held * 4 > core.settings.memory_budget_bytes * 3:
             return FULL
-        return FULL if len(self.hops.get(dest.id, ())) > HOP_RUNS_MAX else None
+        runs = self.hops.get(dest.id)
+        return FULL if runs and len(runs) > HOP_RUNS_MAX and self._waits(router, runs) else None
 
-    def _room(self, dest: Topic, window: Window, picked: Picked) -> int:
+    def _waits(self, router: Router, runs: HopRuns) -> bool:
+        """Whether too many records of a destination wait for the routers that read from it.
+
+        Of topics in a circle the one with the most is always read from, so that never all of them
+        wait for each other.
+        """
+        runs.drop_to(self._consumed_to(router.dest.id))
+        return len(runs) > max(HOP_RUNS_MAX, len(self.hops.get(router.source.id, ())))
+
+    def _room(self, router: Router, window: Window, picked: Picked) -> int:
         """How many of these records the destination takes now."""
-        core, config = self._core, dest.config
+        core, dest = self._core, router.dest
+        config = dest.config
         count = window.count if picked is None else len(picked)
         quota = core.settings.max_total_bytes
         rejecting = config.discard == "reject" and (config.cap_records or config.cap_bytes)
@@ -105,7 +119,7 @@ class Picker:
         if rejecting and config.cap_bytes:
             left = min(left, config.cap_bytes - dest.bytes - dest.staged_bytes)
         for taken, position in enumerate(positions(window, picked)[:count]):
-            left -= window.size(position)
+            left -= window.size(position, router)
             if left < 0:
                 return taken
         return count

@@ -78,6 +78,7 @@ class RouterReplay:
         self.waiting = Waiting(core.settings.replay_memory_bytes)
         self._waiting_for: dict[int, set[int]] = {}  # by source: destinations put aside
         self._window: tuple[Forward, Window] | None = None  # made last
+        self.several = False  # logs: else whatever is wanted of a topic comes before its delete
 
     # The snapshot
 
@@ -224,6 +225,10 @@ class RouterReplay:
             dest.add_trim(target.first_seq, target.first_seq + _count(forward) - 1)
             self._core.mark(dest)
             self._note(forward, target, dest, None)
+        elif not forward.flags & FORWARD_STORED:
+            self._replayer.given_out(dest, target.first_seq + _count(forward) - 1)
+            dest.last_ts = max(dest.last_ts, target.ts)
+            self._note(forward, target, dest, None)
         else:
             window = self._window_of(forward)
             if window is None and not give_up:
@@ -240,11 +245,7 @@ class RouterReplay:
             return
         made = window.make(None, forward.flags & ~FORWARD_STORED, target.name)
         block = made.block(target.first_seq, target.ts, forward.arrived_ms)
-        if forward.flags & FORWARD_STORED:
-            self._replayer.append(dest, block)
-        else:
-            self._replayer.given_out(dest, block.last_seq)
-            dest.last_ts = max(dest.last_ts, target.ts)
+        self._replayer.append(dest, block)
         self._note(forward, target, dest, block)
 
     def _note(self, forward: Forward, target: Target, dest: Topic, block: Block | None) -> None:
@@ -252,7 +253,7 @@ class RouterReplay:
         count = block.count if block is not None else _count(forward)
         runs = self._hops.setdefault(dest.id, HopRuns())
         runs.add(target.first_seq, forward.hops or [count, 1])
-        if forward.flags & FORWARD_KEY:
+        if forward.flags & FORWARD_KEY and target.first_seq + count - 1 > dest.base:
             key = (target.name, forward.source_id, forward.epoch)
             keys = self._keys.setdefault(dest.id, {}).setdefault(key, CopiedKeys())
             keys.add(_copied(forward), target.first_seq)
@@ -306,7 +307,7 @@ class RouterReplay:
 
     def dropped(self, topic: Topic) -> None:
         """A topic is about to be forgotten; the log of a destination may want its records yet."""
-        if topic.id in self._core.pinned:
+        if topic.id in self._core.pinned and self.several:
             self._dead[topic.id] = (topic, list(topic.blocks))
 
     def sealed_with_dead(self, captured: Capture) -> Capture:

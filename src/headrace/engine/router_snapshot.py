@@ -13,6 +13,7 @@ import msgspec
 
 from headrace.engine.core_state import Core
 from headrace.engine.forwarding import Forwarder
+from headrace.engine.router_picking import key_of
 
 if TYPE_CHECKING:
     from headrace.engine.routing import Routers
@@ -22,7 +23,7 @@ PART = "routers:"
 HOPS = "router-hops"
 KEYS = "router-keys:"
 NEXT_ID = "router-next"
-# Names whose keys a destination remembers, of routers that are there or were.
+# Routers that are gone, and whose keys a destination remembers nevertheless.
 KEY_SETS_MAX = 64
 
 KeyRows = list[tuple[str, int, int, list[tuple[bytes, bytes]]]]
@@ -72,7 +73,9 @@ class RouterParts:
         sets = self._forwarder.keys.get(dest_id, {})
         if dest is not None:
             sets = {key: keys for key, keys in sets.items() if keys.drop_to(dest.base)}
-            sets = dict(list(sets.items())[-KEY_SETS_MAX:])
+            there = {key_of(router) for router in self._core.routed.get(dest.name, ())}
+            for key in [key for key in sets if key not in there][:-KEY_SETS_MAX]:
+                del sets[key]
             self._forwarder.keys[dest_id] = sets
         rows: KeyRows = [(*key, keys.encode()) for key, keys in sets.items()]
         return msgspec.msgpack.encode(rows) if rows and dest is not None else b""

@@ -20,6 +20,7 @@ from itertools import pairwise
 import msgspec
 from pyroaring import BitMap64
 
+from headrace.core.clock import NS_PER_MS
 from headrace.core.errors import InvalidRequest
 from headrace.core.limits import seq_max
 from headrace.engine.deleting import TagMatch
@@ -113,8 +114,8 @@ class Router:
         self.forwarded_total = 0
         self.live = False  # its creation is durable, and its delete was not asked for
         self.busy = False  # a pass of it is on its way
-        self.blocked = False  # the last pass could not place the next record
-        self.failures = 0  # passes in a row that could not
+        self.blocked = False  # it waits before it tries again to place the next record
+        self.failures = 0  # tries in a row that could not
         self.retry_ns = 0
         self.durable_to = 0  # records of the source up to here are on disk, in every shard
 
@@ -163,16 +164,16 @@ class Router:
             EXACTLY_ONCE if self.exactly_once else AT_LEAST_ONCE,
             self.forwarded_total,
             self.cursor,
-            self.blocked,
+            self.failures > 0,
         )
 
-    def back_off(self, now_ns: int) -> int:
-        """Nothing can be placed now; returns after how many milliseconds to try again."""
+    def back_off(self, now_ns: int) -> None:
+        """Nothing can be placed now.  A try before its time does not put the next one off."""
         self.blocked = True
-        delay_ms = min(BACK_OFF_MS_MIN << min(self.failures, 16), BACK_OFF_MS_MAX)
-        self.failures += 1
-        self.retry_ns = now_ns + delay_ms * 1_000_000
-        return delay_ms
+        if self.retry_ns <= now_ns:
+            delay_ms = min(BACK_OFF_MS_MIN << min(self.failures, 16), BACK_OFF_MS_MAX)
+            self.failures += 1
+            self.retry_ns = now_ns + delay_ms * NS_PER_MS
 
     def placed(self) -> None:
         """A pass got through."""
@@ -316,7 +317,13 @@ class CopiedKeys:
         self._pairs = [(BitMap64.deserialize(a), BitMap64.deserialize(b)) for a, b in pairs]
 
     def encode(self) -> list[tuple[bytes, bytes]]:
+        for pair in self._pairs:
+            for seqs in pair:
+                seqs.run_optimize()
         return [(a.serialize(), b.serialize()) for a, b in self._pairs]
+
+    def __len__(self) -> int:
+        return sum(len(copies) for _, copies in self._pairs)
 
     def add(self, seqs: Sequence[int], first_copy: int) -> None:
         """These records were copied, to consecutive seqs.  Saying it twice is saying it once."""
@@ -339,6 +346,11 @@ class CopiedKeys:
     def drop_to(self, base: int) -> bool:
         """Copies up to this seq are gone; False: all are."""
         self._pairs = [pair for pair in self._pairs if pair[1].max() > base]
+        for sources, copies in self._pairs:
+            gone = copies.rank(base)
+            if gone:
+                sources.remove_range(0, sources[gone - 1] + 1)
+                copies.remove_range(0, base + 1)
         return bool(self._pairs)
 
 

@@ -21,17 +21,22 @@ from headrace.core.errors import (
     TopicExistsIncompatible,
     TopicNotFound,
 )
-from headrace.core.limits import is_seq
 from headrace.core.runtime import Ticket
+from headrace.engine import retention
 from headrace.engine.append import Appender
 from headrace.engine.core_state import Core, check_name
 from headrace.engine.forwarding import Forwarder, SourceJob
 from headrace.engine.lifecycle import Lifecycle
 from headrace.engine.names import NameIndex
 from headrace.engine.router_drain import Drains
+from headrace.engine.router_puts import (
+    changed_state,
+    check_router_name,
+    refuse_repoint,
+    start_of,
+)
 from headrace.engine.router_snapshot import RouterParts
 from headrace.engine.router_state import (
-    EXACTLY_ONCE,
     CopiedKeys,
     HopRuns,
     Router,
@@ -94,6 +99,11 @@ class Routers:
     def __len__(self) -> int:
         return len(self.by_name)
 
+    @property
+    def blocked(self) -> int:
+        """Routers whose destination takes nothing for now."""
+        return len(self.forwarder.retries)
+
     def drain_all(self, names: Iterable[str]) -> Ticket[None] | None:
         """`drain_into` for several topics."""
         routers = [router for name in names for router in self._drains.upstream(name)]
@@ -117,7 +127,7 @@ class Routers:
         self._refuse_fan_in(name, options)
         existing = self.by_name.get(name)
         if existing is not None:
-            _refuse_repoint(existing, options)
+            refuse_repoint(existing, options)
         else:
             self._refuse_too_many()
         if not options.allow_cycle:
@@ -135,11 +145,18 @@ class Routers:
         if router is None or not router.live:
             raise RouterNotFound.named(name)
         ticket: Ticket[RouterInfo] = Ticket(self._core.runtime)
+
+        def answer(_: object = None) -> None:
+            if router.live:
+                ticket.resolve(router.info())
+            else:
+                ticket.fail(RouterNotFound.named(name))
+
         waiting = self._drains.run([*self._drains.upstream(router.source.name), router])
         if waiting is None:
-            ticket.resolve(router.info())
+            answer()
         else:
-            waiting.when_done(lambda _: ticket.resolve(router.info()))
+            waiting.when_done(answer)
         return ticket
 
     def page(
@@ -200,7 +217,8 @@ class Routers:
 
         def done(error: HeadraceError | None) -> None:
             if error is not None:
-                self._link(router)
+                if router.name not in self.by_name:
+                    self._link(router)
                 ticket.fail(error)
                 return
             self._forget(router)
@@ -249,7 +267,10 @@ class Routers:
 
     def _create(self, name: str, options: RouterOptions, ticket: Ticket[RouterSet]) -> None:
         core = self._core
-        cursor = _start(options, core.find(options.source))
+        known = core.find(options.source)
+        if known is not None:
+            retention.enforce(core, known)
+        cursor = start_of(options, known)
         missing = [n for n in (options.source, options.dest) if core.find(n) is None]
         self._lifecycle.check_topics_max(len(missing))
         for shard in core.shards:
@@ -261,7 +282,7 @@ class Routers:
         router = Router(self.next_id, name, source, dest)
         router.cursor = cursor
         self.next_id += 1
-        router.set_options(_knobs(router, options))
+        router.set_options(changed_state(router, options))
         self._link(router)
         router.live = False
         failures: list[BaseException] = []
@@ -290,9 +311,27 @@ class Routers:
 
     def _change(self, router: Router, options: RouterOptions, ticket: Ticket[RouterSet]) -> None:
         """Other knobs for a router that keeps its cursor and its totals."""
+        self._core.refuse_writes(self._core.shard_of(router.source.id))
+        # What was written before is forwarded as it was to be then.
+        waiting = self._drains.run([*self._drains.upstream(router.source.name), router])
+        if waiting is None:
+            self._log_change(router, options, ticket)
+        else:
+            waiting.when_done(lambda _: self._log_change(router, options, ticket))
+
+    def _log_change(
+        self, router: Router, options: RouterOptions, ticket: Ticket[RouterSet]
+    ) -> None:
         core = self._core
-        core.refuse_writes(core.shard_of(router.source.id))
-        state = _knobs(router, options)
+        try:
+            core.refuse_writes(core.shard_of(router.source.id))
+            if self.by_name.get(router.name) is not router:
+                raise RouterNotFound.named(router.name)  # deleted while this waited
+        except HeadraceError as refusal:
+            ticket.fail(refusal)
+            return
+        # Its place is what the other entries say: theirs may not be on disk yet, and this will.
+        state = msgspec.structs.replace(changed_state(router, options), cursor=0, forwarded_total=0)
 
         def done(error: HeadraceError | None) -> None:
             if error is not None:
@@ -369,11 +408,8 @@ class Routers:
 
     # Checkpoints: nothing is forwarded while topics and cursors are captured together
 
-    def hold(self) -> bool:
+    def hold(self) -> None:
         self.forwarder.held = True
-        for shard in self._core.shards:
-            shard.flush()
-        return self.forwarder.in_flight > 0
 
     def release(self) -> None:
         if self.forwarder.held:
@@ -437,51 +473,3 @@ class Routers:
             if waiting is None and not self.forwarder.has_work(self.by_id.values()):
                 return
             core.runtime.drain()
-
-
-def check_router_name(name: object) -> None:
-    """Names of routers are names of topics, to the engine."""
-    if not isinstance(name, str):
-        raise InvalidRequest(f"router name is {name!r}", fix="send a string")
-    check_name(name)
-
-
-def _refuse_repoint(router: Router, options: RouterOptions) -> None:
-    if (router.source.name, router.dest.name) != (options.source, options.dest):
-        raise TopicExistsIncompatible(
-            f"{router.name!r} goes from {router.source.name!r} to {router.dest.name!r}",
-            fix="delete it first, or use another name",
-            detail={
-                "router": router.name,
-                "reason": "router_repoint_forbidden",
-                "existing_source": router.source.name,
-                "existing_dest": router.dest.name,
-            },
-        )
-
-
-def _knobs(router: Router, options: RouterOptions) -> RouterPut:
-    """A router with other options."""
-    match = options.filter
-    return msgspec.structs.replace(
-        router.state(),
-        preserve_node=options.preserve_node,
-        preserve_tag=options.preserve_tag,
-        filter=None if match is None else (match.tag, match.prefix),
-        allow_cycle=options.allow_cycle,
-        exactly_once=options.guarantee == EXACTLY_ONCE,
-    )
-
-
-def _start(options: RouterOptions, source: Topic | None) -> int:
-    """Where a new router begins: after what is there, or where it was asked to."""
-    backfill = options.backfill
-    base, head = (source.base, source.head) if source is not None else (0, 0)
-    if isinstance(backfill, bool):
-        return base if backfill else head
-    if not is_seq(backfill) or backfill > head:
-        raise InvalidRequest(
-            f"backfill is {backfill!r}", fix=f"send true, or a seq from 0 to {head}"
-        )
-    # What was gone before the router came is not its loss.
-    return max(backfill, base)

@@ -61,9 +61,10 @@ class Throttle:
     def _look(self) -> None:
         if not self._running:
             return
-        self.apply(self._measure())
+        load = self._measure()
+        self._look_later()  # first: whatever happens now, pressure must be able to fall again
+        self.apply(load)
         self._turns.ask()  # so that a wait is measured, although nobody is live
-        self._look_later()
 
     def _measure(self) -> Load:
         """The load since the last look."""

@@ -102,7 +102,7 @@ class Turns:
         # What the throttle sets, and reads.
         self.coalesce_ms = 0
         self._together: list[Job] = []  # what is put together
-        self._told_held: set[int] = set()  # who was told so, by identity
+        self._told_held: set[tuple[int, int]] = set()  # who was told so, and since when it waits
         self.coalesced_total = 0
         self.unranked_total = 0
         self._waited_ns = 0
@@ -240,13 +240,21 @@ class Turns:
         """Tell who is held back, once, and find out whose time has come nevertheless."""
         now_ms, told = self.now_ms, self._told_held
         self._ranked.age(now_ms)
-        held = list(self._ranked.held())
-        for job, since_ms in held:
-            if id(job) not in told:
-                job.held(max(since_ms + AGE_CAP_MS - now_ms, 0))
-        # Those who are no longer held have been served, and are told when they are held again.
-        self._told_held = {id(job) for job, _ in held}
+        # Who was served meanwhile and is held again waits since another time, and is told again.
+        self._told_held = held = set()
+        for job, since_ms in self._ranked.held():
+            wait = (id(job), since_ms)
+            held.add(wait)
+            if wait not in told:
+                self._tell_held(job, max(since_ms + AGE_CAP_MS - now_ms, 0))
         self.ask()
+
+    def _tell_held(self, job: Job, ms_max: int) -> None:
+        try:
+            job.held(ms_max)
+        except Exception:
+            log.exception("a job of the loop failed: %s", type(job).__name__)
+            job.broken()
 
     @property
     def depth(self) -> int:

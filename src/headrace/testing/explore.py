@@ -73,10 +73,11 @@ class State(NamedTuple):
     workload: str
     seed: int
     crashes: tuple[Point, ...]
+    module: str = "explore"  # which has the workload
 
     def replay(self) -> str:
         """The command that looks at this state again."""
-        words = [f"python -m headrace.testing.explore --workload {self.workload}"]
+        words = [f"python -m headrace.testing.{self.module} --workload {self.workload}"]
         words.append(f"--seed {self.seed}")
         for point in self.crashes:
             words.append(f"--point {point.position} --mode {point.mode} --damage {point.seed}")

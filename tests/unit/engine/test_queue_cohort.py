@@ -76,6 +76,20 @@ def test_h14_a_claimer_that_gave_up_gets_nothing(engine: Engine, clock: ManualCl
     assert len(stays[0].jobs) == 4
 
 
+def test_h14_a_worker_whose_connection_has_ended_takes_no_share(
+    engine: Engine, clock: ManualClock
+) -> None:
+    make(engine, claim_jitter_ms=50)
+    add(engine, 4)
+    connection = engine.queues.connect("jobs", lambda: False)
+    engine.queues.claim("jobs", "a", 4, connection=connection)
+    stays = ask(engine, "b", 4)
+    engine.queues.disconnect(connection)
+    clock.advance(50)
+    run(engine)
+    assert len(stays[0].jobs) == 4
+
+
 def test_the_claims_that_wait_are_bounded(start: Start) -> None:
     engine = start(claims_waiting_max=2)
     make(engine, claim_jitter_ms=50)
