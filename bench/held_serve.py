@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from headrace.cli.main import main
-from headrace.engine.governor import Governor, Load
+from headrace.engine.scheduling.governor import Governor, Load
 
 
 def hold(source: Path) -> None:

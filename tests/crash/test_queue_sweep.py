@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from headrace.core.clock import SystemClock
-from headrace.engine import append, queue_replay
-from headrace.engine.queue_state import QueueState
+from headrace.engine import append
+from headrace.engine.queues import replay
+from headrace.engine.queues.state import QueueState
 from headrace.storage.wal import WalShard
 from headrace.testing.explore import Report
 from headrace.testing.queue_sweep import WORKLOADS, QueueExplorer, Teller
@@ -68,7 +69,7 @@ def acknowledged_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def moves_not_finished(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(queue_replay, "apply_delete", lambda core, topic, floor, seqs: 0)
+    patch.setattr(replay, "apply_delete", lambda core, topic, floor, seqs: 0)
 
 
 @pytest.mark.parametrize(

@@ -33,4 +33,3 @@ def test_routers_at_every_crash_point_for_long(sweep) -> None:  # type: ignore[n
         report.add(explorer.sweep(damage=seed, deadline_ns=deadline_ns))
     print(report)
     assert not report.findings, str(report)
-

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.governor import COALESCE_ABOVE, RETRY_AFTER_MS, RUNGS
+from headrace.engine.scheduling.governor import COALESCE_ABOVE, RETRY_AFTER_MS, RUNGS
 from headrace.testing.process import ServerProcess
 
 TOPICS = [f"t{number}" for number in range(12)]

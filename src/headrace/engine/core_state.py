@@ -29,10 +29,10 @@ from headrace.core.runtime import Runtime, Thunk, Ticket
 from headrace.core.settings import Settings
 from headrace.engine.idempotency import KeyIndex
 from headrace.engine.names import NameIndex
-from headrace.engine.throttle import Throttle
+from headrace.engine.scheduling.throttle import Throttle
+from headrace.engine.scheduling.turns import Turns
 from headrace.engine.topic import Sealed, Topic
 from headrace.engine.totals import Totals
-from headrace.engine.turns import Turns
 from headrace.storage.block import Block
 from headrace.storage.cache import BlockCache
 from headrace.storage.catalog import Catalog
@@ -42,7 +42,7 @@ from headrace.storage.tier import Tiers
 from headrace.storage.wal import WalShard
 
 if TYPE_CHECKING:
-    from headrace.engine.router_state import Router
+    from headrace.engine.routers.state import Router
 
 log = logging.getLogger("headrace.engine")
 

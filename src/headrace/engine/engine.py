@@ -29,10 +29,10 @@ from headrace.engine.idempotency import ProducerClaim
 from headrace.engine.lifecycle import Deleted, Lifecycle, Put
 from headrace.engine.listing import TopicInfo, TopicPage, info_of, page_of
 from headrace.engine.payloads import Payload, make_batch
-from headrace.engine.queueing import Queues
+from headrace.engine.queues.queueing import Queues
 from headrace.engine.reading import Page, Reader
 from headrace.engine.recovery import Progress, Recovered, Recovery
-from headrace.engine.routing import Routers
+from headrace.engine.routers.routing import Routers
 from headrace.engine.sealed_files import SealedFiles
 from headrace.engine.syncing import synced
 from headrace.engine.topic import Topic

@@ -23,9 +23,9 @@ from headrace.engine.deleting import apply_delete
 from headrace.engine.idempotency import Producer, decode_sidecar
 from headrace.engine.lifecycle import Lifecycle
 from headrace.engine.log_files import log_files, make_durable, number_files
-from headrace.engine.queue_replay import replay_config, replay_event, restored_queue, settle
-from headrace.engine.router_replay import RouterReplay
-from headrace.engine.routing import Routers
+from headrace.engine.queues.replay import replay_config, replay_event, restored_queue, settle
+from headrace.engine.routers.replay import RouterReplay
+from headrace.engine.routers.routing import Routers
 from headrace.engine.seal import capture, sealed, write_captures
 from headrace.engine.sealed_files import SealedFiles
 from headrace.engine.topic import Topic

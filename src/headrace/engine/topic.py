@@ -21,8 +21,8 @@ from headrace.core.limits import source_trims_max
 from headrace.core.runtime import Thunk
 from headrace.engine.blocklist import BlockList
 from headrace.engine.idempotency import Producer
-from headrace.engine.queue_order import Span
-from headrace.engine.queue_state import QueueState
+from headrace.engine.queues.order import Span
+from headrace.engine.queues.state import QueueState
 from headrace.engine.tagindex import TagIndex
 from headrace.engine.topic_config import EPHEMERAL, FSYNC, TopicConfig
 from headrace.storage.segment_reader import Run

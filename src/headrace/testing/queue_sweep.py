@@ -20,8 +20,8 @@ from headrace.core.clock import ManualClock, SystemClock
 from headrace.core.limits import KIB
 from headrace.core.runtime import Ticket
 from headrace.engine.engine import Engine
-from headrace.engine.queue_moves import Redrive
-from headrace.engine.queue_types import Claimed, Job
+from headrace.engine.queues.answers import Claimed, Job
+from headrace.engine.queues.moves import Redrive
 from headrace.storage.block import Record
 from headrace.testing.diskmodel import MODES, Dice
 from headrace.testing.driver import SMALL, Driver, Setup, batch_of

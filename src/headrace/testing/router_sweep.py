@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from headrace.core.clock import ManualClock, SystemClock
-from headrace.engine.router_state import RouterOptions
+from headrace.engine.routers.state import RouterOptions
 from headrace.testing.diskmodel import MODES, Dice, Mode
 from headrace.testing.driver import Driver, Setup
 from headrace.testing.events import Loss, Violation

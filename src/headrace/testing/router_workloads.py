@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from headrace.core.limits import KIB
 from headrace.engine.deleting import TagMatch
-from headrace.engine.router_state import RouterOptions
+from headrace.engine.routers.state import RouterOptions
 from headrace.storage.block import Record
 from headrace.storage.merge import MergePolicy
 from headrace.testing.driver import SMALL, Driver, Setup, batch_of

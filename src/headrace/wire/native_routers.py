@@ -1,6 +1,6 @@
 """`/v0/routers`: rules that copy what is appended to one topic into another.
 
-What a router does is the engine's (`engine/routing.py`); here is how it looks in JSON, and which
+What a router does is the engine's (`engine/routers/`); here is how it looks in JSON, and which
 names a key has to be allowed for it: its own, its source's and its destination's.
 """
 
@@ -17,8 +17,8 @@ from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
 from headrace.engine.deleting import TagMatch
 from headrace.engine.engine import Engine
-from headrace.engine.router_state import AT_LEAST_ONCE, RouterInfo, RouterOptions
-from headrace.engine.routing import RouterGone, RouterSet
+from headrace.engine.routers.routing import RouterGone, RouterSet
+from headrace.engine.routers.state import AT_LEAST_ONCE, RouterInfo, RouterOptions
 from headrace.wire.exchange import Exchange, Key
 from headrace.wire.native import (
     TOPICS,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.bands import (
+from headrace.engine.scheduling.bands import (
     AGE_CAP_MS,
     AGED_PER_MS,
     AGING_TICK_MS,
@@ -21,7 +21,7 @@ from headrace.engine.bands import (
     age_boost,
     band_of,
 )
-from headrace.engine.priority import FORGOTTEN_MS, effective_priority
+from headrace.engine.scheduling.priority import FORGOTTEN_MS, effective_priority
 from headrace.engine.topic_config import TopicConfig
 
 # A priority in the middle of each band.

@@ -11,7 +11,7 @@ from headrace.core.errors import (
 )
 from headrace.core.runtime import StepRuntime
 from headrace.engine.engine import Engine
-from headrace.engine.queue_types import Claimed
+from headrace.engine.queues.answers import Claimed
 from tests.unit.engine.conftest import Start
 from tests.unit.engine.queue_help import add, counts, make, seqs
 

@@ -9,7 +9,7 @@ from headrace.core.clock import ManualClock
 from headrace.core.runtime import StepRuntime
 from headrace.engine.engine import Engine
 from headrace.engine.idempotency import ProducerClaim
-from headrace.engine.queue_moves import REFUSED_MS, RETRY_MS
+from headrace.engine.queues.moves import REFUSED_MS, RETRY_MS
 from headrace.storage.block import Batch
 from tests.unit.engine.conftest import Start
 from tests.unit.engine.queue_help import add, claim, claimed, contents, counts, make, seqs

@@ -10,7 +10,7 @@ from headrace.core.runtime import StepRuntime
 from headrace.engine import recovery
 from headrace.engine.core_state import Core
 from headrace.engine.engine import Engine
-from headrace.engine.queue_replay import replay_event
+from headrace.engine.queues.replay import replay_event
 from headrace.engine.topic import Topic
 from headrace.storage.frame import QueueEvent
 from headrace.testing.faultfs import Fault, FaultFilesystem, FaultPlan

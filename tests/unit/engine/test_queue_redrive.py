@@ -9,7 +9,7 @@ from headrace.core.errors import TopicFull, TopicNotFound
 from headrace.core.runtime import StepRuntime
 from headrace.engine.deleting import TagMatch
 from headrace.engine.engine import Engine
-from headrace.engine.queue_moves import Redrive, Redriven
+from headrace.engine.queues.moves import Redrive, Redriven
 from headrace.storage.block import Batch
 from tests.unit.engine.conftest import Start
 from tests.unit.engine.queue_help import add, claim, contents, counts, make

@@ -10,7 +10,7 @@ from headrace.core.clock import ManualClock
 from headrace.core.errors import HeadraceError, NotAQueue, TopicFull, TopicNotFound
 from headrace.core.runtime import StepRuntime
 from headrace.engine.engine import Engine
-from headrace.engine.queue_types import Job
+from headrace.engine.queues.answers import Job
 from tests.unit.engine.queue_help import add, claim, counts, make, seqs
 
 

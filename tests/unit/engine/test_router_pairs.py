@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.engine.engine import Engine
-from headrace.engine.router_state import EXACTLY_ONCE
+from headrace.engine.routers.state import EXACTLY_ONCE
 from tests.unit.engine.router_helpers import CLASSES, Restart, records, route, run, write
 
 # Copies of the first and the third are made alike, those of the second otherwise.

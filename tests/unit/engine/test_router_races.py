@@ -12,9 +12,9 @@ from headrace.core.errors import RouterNotFound, TopicNotFound
 from headrace.engine.checkpoint import _Checkpoint
 from headrace.engine.deleting import TagMatch
 from headrace.engine.engine import Engine
-from headrace.engine.forwarding import ROUTERS_PER_PASS
-from headrace.engine.router_replay import RouterReplay
-from headrace.engine.router_state import EXACTLY_ONCE, HopRuns, RouterOptions
+from headrace.engine.routers.forwarding import ROUTERS_PER_PASS
+from headrace.engine.routers.replay import RouterReplay
+from headrace.engine.routers.state import EXACTLY_ONCE, HopRuns, RouterOptions
 from headrace.storage.merge import MergePolicy
 from headrace.storage.tier import DirectoryStore
 from headrace.testing.simdisk import SimDisk
@@ -179,7 +179,7 @@ def test_i9_a_circle_with_too_many_runs_of_hops_goes_on(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of the two would wait for the other."""
-    monkeypatch.setattr("headrace.engine.router_picking.HOP_RUNS_MAX", 3)
+    monkeypatch.setattr("headrace.engine.routers.picking.HOP_RUNS_MAX", 3)
     route(engine, "ab", "a", "b")
     route(engine, "ba", "b", "a", allow_cycle=True)
     engine.core.forwarding.hold()  # type: ignore[union-attr]
@@ -271,7 +271,7 @@ def test_i11_what_is_remembered_of_copies_goes_with_them(engine: Engine, again: 
 def test_i11_routers_that_are_there_are_remembered_before_those_that_were(
     engine: Engine, restart: Restart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.engine.router_snapshot.KEY_SETS_MAX", 2)
+    monkeypatch.setattr("headrace.engine.routers.snapshot.KEY_SETS_MAX", 2)
     for name in ("r", "s", "t", "u", "v"):
         route(engine, name, "a", "b", guarantee=EXACTLY_ONCE)
     write(engine, "a", "1")

@@ -10,9 +10,10 @@ from headrace.core.clock import ManualClock
 from headrace.core.errors import Throttled
 from headrace.core.runtime import StepRuntime
 from headrace.engine.admission import Append
-from headrace.engine.bands import AGE_CAP_MS
 from headrace.engine.engine import Engine
-from headrace.engine.governor import (
+from headrace.engine.live import Feed, Follower, LiveHub
+from headrace.engine.scheduling.bands import AGE_CAP_MS
+from headrace.engine.scheduling.governor import (
     COALESCE_ABOVE,
     COALESCE_MS_MAX,
     DEFER_ABOVE,
@@ -27,8 +28,7 @@ from headrace.engine.governor import (
     WINDOW_MS_MAX,
     Load,
 )
-from headrace.engine.live import Feed, Follower, LiveHub
-from headrace.engine.turns import Job
+from headrace.engine.scheduling.turns import Job
 from headrace.storage.block import Batch
 from tests.unit.engine.queue_help import add, claim, make
 

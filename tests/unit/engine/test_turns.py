@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from headrace.core.clock import ManualClock
 from headrace.core.runtime import StepRuntime
-from headrace.engine.bands import AGE_CAP_MS, TOP, WEIGHTS
-from headrace.engine.turns import (
+from headrace.engine.scheduling.bands import AGE_CAP_MS, TOP, WEIGHTS
+from headrace.engine.scheduling.turns import (
     SLICE_NS,
     UNRANKED_MAX,
     VISIT_STEP_MS,

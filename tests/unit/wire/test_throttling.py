@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.core.errors import Throttled
-from headrace.engine.bands import AGE_CAP_MS
-from headrace.engine.governor import DEFER_AFTER_MS, RETRY_AFTER_MS
+from headrace.engine.scheduling.bands import AGE_CAP_MS
+from headrace.engine.scheduling.governor import DEFER_AFTER_MS, RETRY_AFTER_MS
 from headrace.wire.exchange import ARROW_STREAM
 from headrace.wire.metrics_engine import watch_engine
 from headrace.wire.native import TOPICS

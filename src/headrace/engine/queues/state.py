@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from headrace.engine.queue_order import Span, live_after, up_to
+from headrace.engine.queues.order import Span, live_after, up_to
 from headrace.storage.queue_record import MoveState
 
 TOKEN_MASK = (1 << 64) - 1

@@ -1,6 +1,6 @@
 """Queues: claim, acknowledge, give back, hold longer; each call is at most one entry of the log.
 
-Only this file answers for queues.  The rules of who may have which job are in `queue_state.py`;
+Only this file answers for queues.  The rules of who may have which job are in `state.py`;
 here is what makes them true on disk:
 
 * an ack is a delete of records, and as durable as the topic's class says when it is answered;
@@ -29,12 +29,7 @@ from headrace.engine import retention
 from headrace.engine.append import Appender
 from headrace.engine.core_state import Core, failed
 from headrace.engine.deleting import apply_delete
-from headrace.engine.queue_claims import Claim, Claims
-from headrace.engine.queue_moves import Mover, Redrive, Redriven
-from headrace.engine.queue_replay import lease_events
-from headrace.engine.queue_rows import fetch_sizes
-from headrace.engine.queue_state import Found, QueueState
-from headrace.engine.queue_types import (
+from headrace.engine.queues.answers import (
     Acked,
     Claimed,
     Extended,
@@ -45,7 +40,12 @@ from headrace.engine.queue_types import (
     counts_of,
     parse_lease_id,
 )
-from headrace.engine.queue_workers import Wake, Workers
+from headrace.engine.queues.claims import Claim, Claims
+from headrace.engine.queues.moves import Mover, Redrive, Redriven
+from headrace.engine.queues.replay import lease_events
+from headrace.engine.queues.rows import fetch_sizes
+from headrace.engine.queues.state import Found, QueueState
+from headrace.engine.queues.workers import Wake, Workers
 from headrace.engine.reading import Reader
 from headrace.engine.topic import Topic
 from headrace.storage.frame import (

@@ -15,12 +15,12 @@ from pyroaring import BitMap64
 from headrace.core.errors import HeadraceError, Throttled, TopicNotFound
 from headrace.core.runtime import Ticket
 from headrace.engine.core_state import Core
-from headrace.engine.queue_moves import Mover
-from headrace.engine.queue_order import shares
-from headrace.engine.queue_rows import read_jobs
-from headrace.engine.queue_state import TOKEN_MASK, Grant, QueueState
-from headrace.engine.queue_types import LEASE_PREFIX, Claimed, Job, counts_of
-from headrace.engine.queue_workers import Workers
+from headrace.engine.queues.answers import LEASE_PREFIX, Claimed, Job, counts_of
+from headrace.engine.queues.moves import Mover
+from headrace.engine.queues.order import shares
+from headrace.engine.queues.rows import read_jobs
+from headrace.engine.queues.state import TOKEN_MASK, Grant, QueueState
+from headrace.engine.queues.workers import Workers
 from headrace.engine.topic import Topic
 from headrace.storage.block import Rows
 from headrace.storage.frame import ENTRY_QUEUE, EVENT_CLAIM, Held, QueueEvent

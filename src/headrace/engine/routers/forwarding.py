@@ -5,8 +5,9 @@ all routers that stand at the same place, and logs one entry without payloads th
 copied where; the copies are visible, and the cursors moved, when that entry has met the class of
 the destinations.  Where the source's records are not in the log, the copies are logged whole.
 
-A source's writers never wait: passes are jobs of `turns.py`, asked for when records have become
-visible.  A reader of a destination does not wait for them: `drain` does what is left to do first.
+A source's writers never wait: passes are jobs of `scheduling/turns.py`, asked for when records have
+become visible.  A reader of a destination does not wait for them: `drain` does what is left to do
+first.
 """
 
 from __future__ import annotations
@@ -26,9 +27,8 @@ from headrace.engine.append import Appender
 from headrace.engine.collect import ReadRequest
 from headrace.engine.core_state import ControlCommit, Core
 from headrace.engine.idempotency import Sidecar
-from headrace.engine.priority import priority_of
 from headrace.engine.reading import Page, walk
-from headrace.engine.router_copies import (
+from headrace.engine.routers.copies import (
     BYTES_PER_PASS,
     RECORDS_PER_PASS,
     Copy,
@@ -41,11 +41,12 @@ from headrace.engine.router_copies import (
     target_of,
     window_in_memory,
 )
-from headrace.engine.router_picking import ANNOUNCED, UNSYNCED, Picker, key_of, positions, seqs_of
-from headrace.engine.router_retry import Retries
-from headrace.engine.router_state import CopiedKeys, HopRuns, Router, counted
+from headrace.engine.routers.picking import ANNOUNCED, UNSYNCED, Picker, key_of, positions, seqs_of
+from headrace.engine.routers.retry import Retries
+from headrace.engine.routers.state import CopiedKeys, HopRuns, Router, counted
+from headrace.engine.scheduling.priority import priority_of
+from headrace.engine.scheduling.turns import Job
 from headrace.engine.topic import Lost, Topic
-from headrace.engine.turns import Job
 from headrace.storage.block import Rows, encode_block
 from headrace.storage.frame import (
     ENTRY_FORWARD,

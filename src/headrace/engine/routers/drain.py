@@ -14,9 +14,9 @@ from itertools import islice
 from headrace.core.errors import typed
 from headrace.core.runtime import Ticket
 from headrace.engine.core_state import Core
-from headrace.engine.forwarding import ROUTERS_PER_PASS, Forwarder
-from headrace.engine.router_state import Router
-from headrace.engine.turns import Job
+from headrace.engine.routers.forwarding import ROUTERS_PER_PASS, Forwarder
+from headrace.engine.routers.state import Router
+from headrace.engine.scheduling.turns import Job
 
 log = logging.getLogger("headrace.routers")
 

@@ -21,10 +21,10 @@ import msgspec
 from pyroaring import BitMap64
 
 from headrace.engine.core_state import Core
-from headrace.engine.router_copies import Window, joined
-from headrace.engine.router_snapshot import HOPS, KEYS, NEXT_ID, PART, KeyRows
-from headrace.engine.router_state import CopiedKeys, HopRuns
-from headrace.engine.routing import Routers
+from headrace.engine.routers.copies import Window, joined
+from headrace.engine.routers.routing import Routers
+from headrace.engine.routers.snapshot import HOPS, KEYS, NEXT_ID, PART, KeyRows
+from headrace.engine.routers.state import CopiedKeys, HopRuns
 from headrace.engine.seal import Capture
 from headrace.engine.topic import Topic
 from headrace.storage.block import Block, Rows

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.engine.core_state import Core
-from headrace.engine.forwarding import Forwarder
-from headrace.engine.router_picking import key_of
+from headrace.engine.routers.forwarding import Forwarder
+from headrace.engine.routers.picking import key_of
 
 if TYPE_CHECKING:
-    from headrace.engine.routing import Routers
+    from headrace.engine.routers.routing import Routers
 
 ROUTERS_PER_PART = 256
 PART = "routers:"

@@ -13,8 +13,8 @@ from pyroaring import BitMap64
 
 from headrace.engine.core_state import Core
 from headrace.engine.deleting import apply_delete
-from headrace.engine.queue_order import Span
-from headrace.engine.queue_state import Grant, QueueState
+from headrace.engine.queues.order import Span
+from headrace.engine.queues.state import Grant, QueueState
 from headrace.engine.topic import Topic
 from headrace.storage.frame import (
     EVENT_BURY,

@@ -14,8 +14,8 @@ from headrace.core.limits import router_hops_max
 from headrace.engine import retention
 from headrace.engine.admission import check_quota
 from headrace.engine.core_state import Core
-from headrace.engine.router_copies import Picked, Window
-from headrace.engine.router_state import CopiedKeys, HopRuns, Router
+from headrace.engine.routers.copies import Picked, Window
+from headrace.engine.routers.state import CopiedKeys, HopRuns, Router
 
 # More runs of hops than this in a destination, and its router waits for those that read from it.
 HOP_RUNS_MAX = 10_000

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from headrace.core.clock import NS_PER_MS
 from headrace.core.errors import Throttled
-from headrace.engine.governor import LOOK_MS, RETRY_AFTER_MS, Governor, Load
-from headrace.engine.turns import Turns
+from headrace.engine.scheduling.governor import LOOK_MS, RETRY_AFTER_MS, Governor, Load
+from headrace.engine.scheduling.turns import Turns
 from headrace.storage.wal import WalShard
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 from headrace.core.errors import HeadraceError
 from headrace.engine.collect import fit_rows
 from headrace.engine.deleting import TagMatch
-from headrace.engine.router_state import Router, keyed_meta
+from headrace.engine.routers.state import Router, keyed_meta
 from headrace.engine.topic import Topic
 from headrace.storage.block import KIND_MIXED, Batch, Block, Rows, encode_block, share
 from headrace.storage.frame import FORWARD_KEY, FORWARD_NODE, FORWARD_TAG, Target

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from headrace.core.clock import NS_PER_MS
 from headrace.engine.core_state import Core
-from headrace.engine.router_state import BACK_OFF_MS_MIN, Router
+from headrace.engine.routers.state import BACK_OFF_MS_MIN, Router
 
 log = logging.getLogger("headrace.routers")
 

@@ -34,9 +34,9 @@ from headrace.engine.collect import ReadRequest
 from headrace.engine.core_state import ControlCommit, Core
 from headrace.engine.deleting import TagMatch, apply_delete
 from headrace.engine.idempotency import ProducerClaim
-from headrace.engine.queue_letters import batch_of, dead_meta, live_meta, source_of
-from headrace.engine.queue_rows import read_jobs, records_of
-from headrace.engine.queue_state import QueueState
+from headrace.engine.queues.letters import batch_of, dead_meta, live_meta, source_of
+from headrace.engine.queues.rows import read_jobs, records_of
+from headrace.engine.queues.state import QueueState
 from headrace.engine.reading import Page, Reader
 from headrace.engine.topic import Topic
 from headrace.storage.block import Record, Rows

@@ -19,8 +19,8 @@ from collections.abc import Callable
 
 from headrace.core.clock import NS_PER_MS
 from headrace.core.runtime import Runtime
-from headrace.engine.bands import AGE_CAP_MS, Bands
-from headrace.engine.priority import PRIORITY_MAX
+from headrace.engine.scheduling.bands import AGE_CAP_MS, Bands
+from headrace.engine.scheduling.priority import PRIORITY_MAX
 
 log = logging.getLogger("headrace.live")
 

@@ -2,7 +2,7 @@
 
 Only this file adds to or takes from the set.  A change is in the log of the source's shard and
 synced before it counts, and one that is refused leaves nothing behind.  `forwarding.py` does the
-copying; `router_replay.py` brings routers and copies back after a restart.
+copying; `replay.py` brings routers and copies back after a restart.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from headrace.core.runtime import Ticket
 from headrace.engine import retention
 from headrace.engine.append import Appender
 from headrace.engine.core_state import Core, check_name
-from headrace.engine.forwarding import Forwarder, SourceJob
 from headrace.engine.lifecycle import Lifecycle
 from headrace.engine.names import NameIndex
-from headrace.engine.router_drain import Drains
-from headrace.engine.router_puts import (
+from headrace.engine.routers.drain import Drains
+from headrace.engine.routers.forwarding import Forwarder, SourceJob
+from headrace.engine.routers.puts import (
     changed_state,
     check_router_name,
     refuse_repoint,
     start_of,
 )
-from headrace.engine.router_snapshot import RouterParts
-from headrace.engine.router_state import (
+from headrace.engine.routers.snapshot import RouterParts
+from headrace.engine.routers.state import (
     CopiedKeys,
     HopRuns,
     Router,

@@ -7,7 +7,7 @@ import msgspec
 from headrace.core.errors import InvalidRequest, TopicExistsIncompatible
 from headrace.core.limits import is_seq
 from headrace.engine.core_state import check_name
-from headrace.engine.router_state import EXACTLY_ONCE, Router, RouterOptions
+from headrace.engine.routers.state import EXACTLY_ONCE, Router, RouterOptions
 from headrace.engine.topic import Topic
 from headrace.storage.frame import RouterPut
 
