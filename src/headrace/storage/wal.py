@@ -346,9 +346,9 @@ class WalShard:
             # Nothing was ready: a bare file now, rather than a stall or a refusal.
             ready = self._files.create(self._files.file_bytes, zeroed=0)
             self._names_unsynced = True
-        # A file in which no write succeeded takes no room in the count of bytes.
-        ready.base = self._current.base + (self._offset if self._ordinal else 0)
         previous, self._current = self._current, ready
+        # A file in which no write succeeded takes no room in the count of bytes.
+        previous.end = ready.base = previous.base + (self._offset if self._ordinal else 0)
         if previous not in self._unsynced:
             previous.file.close()
         self._offset = PAGE_BYTES
@@ -410,9 +410,10 @@ class WalShard:
             return self.written, self._unsynced
 
     def _sync_job(self, begun: tuple[int, tuple[WalFile, ...]]) -> object:
+        target, files = begun
         started = self._runtime.clock.monotonic_ns()
-        self._sync_files(begun[1])
-        return *begun, self._runtime.clock.monotonic_ns() - started
+        self._sync_files(files)
+        return target, self._runtime.clock.monotonic_ns() - started
 
     def _sync_files(self, files: tuple[WalFile, ...]) -> None:
         if self._names_unsynced:
@@ -428,12 +429,12 @@ class WalShard:
             self._poisoned(error if isinstance(error, OSError) else OSError(str(error)))
             return
         assert isinstance(value, tuple)
-        target, files, self.sync_ns = value
+        target, self.sync_ns = value
         self.syncs_total += 1
         self.sync_micros.observe(self.sync_ns // 1000)
         self.sync_durations.observe(self.sync_ns)
         self.durable = max(self.durable, target)
-        self._forget_synced(files)
+        self._forget_synced()
         while self._waiting and self._waiting[0][0] <= self.durable:
             _, self.write_ns, commits = self._waiting.popleft()
             self._settle(commits, None)
@@ -451,11 +452,15 @@ class WalShard:
             seen = self.written
             self._runtime.later(self._sync_interval_ms, lambda: self._close_window(seen))
 
-    def _forget_synced(self, files: tuple[WalFile, ...]) -> None:
-        """Older files of the group are whole now; the current one may have grown meanwhile."""
+    def _forget_synced(self) -> None:
+        """Let go of files that are durable to their end.
+
+        A sync has done no more than was written when it began: the file may have grown since, and
+        the log may have left it.
+        """
         keep = []
         for file in self._unsynced:
-            if file is self._current or file not in files:
+            if file is self._current or file.end > self.durable:
                 keep.append(file)
             else:
                 file.file.close()

@@ -90,6 +90,18 @@ def rotation(stage: Stage) -> None:
     driver.finish()
 
 
+def rotation_beside(stage: Stage) -> None:
+    """The log grows, and leaves its file, while a sync runs or has run and nobody has heard."""
+    driver = stage.open()
+    for _ in range(20):
+        driver.append("f", stage.record(), config=FSYNC)
+        driver.steps(1 + stage.dice.below(2))
+        for _ in range(stage.dice.below(9)):
+            driver.append("d", stage.record(8_000), config=DISK)
+        driver.steps(1 + stage.dice.below(3))
+    driver.finish()
+
+
 def automatic(stage: Stage) -> None:
     """Checkpoints that nobody asks for, in the midst of appends."""
     driver = stage.open()
@@ -446,6 +458,7 @@ WORKLOADS: dict[str, Workload] = {
     "seal_own": Workload(seal_own, Setup(policy=_OWN)),
     "relocate": Workload(relocate, Setup(_COLD, _OWN, cold=True)),
     "shards": Workload(shards, ordered=False),
+    "rotation_beside": Workload(rotation_beside, Setup(shuffled=True), ordered=False),
     "mixed": Workload(mixed, Setup(policy=_MERGES, shuffled=True, cached=False), ordered=False),
 }
 

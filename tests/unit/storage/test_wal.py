@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import pytest
 
 from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.errors import HeadraceError, Internal, NotReady
-from headrace.core.runtime import StepRuntime
+from headrace.core.runtime import Done, StepRuntime
 from headrace.storage.frame import ENTRY_STATE, PAGE_BYTES, State, decode_control, encode_control
 from headrace.storage.fs import Filesystem
 from headrace.storage.scan import scan_all
@@ -42,13 +43,26 @@ class Entry:
         self._log.settled.append(self.number)
 
 
+class LateNewsRuntime(StepRuntime):
+    """What a lane has done is heard of a step later, as with real threads."""
+
+    def submit(self, lane: str, work: Callable[[], object], done: Done) -> None:
+        super().submit(lane, work, lambda value, error: self.soon(lambda: done(value, error)))
+
+
 class Log:
     """A shard on a disk, with the entries staged so far."""
 
-    def __init__(self, fs: Filesystem | None = None, *, file_bytes: int = 64 << 10) -> None:
+    def __init__(
+        self,
+        fs: Filesystem | None = None,
+        *,
+        file_bytes: int = 64 << 10,
+        runtime: type[StepRuntime] = StepRuntime,
+    ) -> None:
         self.disk = fs or SimDisk()
         self.clock = ManualClock()
-        self.runtime = StepRuntime(self.clock)
+        self.runtime = runtime(self.clock)
         self.entries: list[Entry] = []
         self.settled: list[int] = []
         self._number = 0
@@ -229,6 +243,24 @@ def test_the_log_rotates_by_size() -> None:
     files = discover(log.disk)["wal"]
     assert files == sorted(files) and len(files) >= 5
     assert survivors(log) == list(range(40))
+
+
+def test_a_file_left_during_a_sync_is_synced_to_its_end() -> None:
+    """A sync knows a file up to where it was when the sync began, and no further."""
+    log = Log(runtime=LateNewsRuntime)
+    log.stage(sync=True)
+    log.runtime.step()  # the write; the sync is asked for
+    log.runtime.step()  # the sync; nobody has heard of it
+    log.stage(size=5_000)
+    log.shard.flush()  # into the same file
+    log.stage(size=56_000)
+    log.shard.flush()  # into the next
+    log.run()
+    log.stage(sync=True)
+    log.run()
+    assert all(entry.settled for entry in log.entries)
+    assert log.shard.rotations_total > 0
+    assert survivors(log) == [0, 1, 2, 3]
 
 
 def test_an_entry_larger_than_a_file_is_written_whole() -> None:
