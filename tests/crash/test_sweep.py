@@ -25,6 +25,7 @@ SWEEPS: dict[str, tuple[int, int]] = {
     "append_classes": (2, 300),
     "batch": (2, 240),
     "rotation": (1, 490),
+    "rotation_beside": (1, 800),
     "reserve": (1, 270),
     "replay": (1, 1_390),
     "checkpoint": (1, 890),

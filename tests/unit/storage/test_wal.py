@@ -14,13 +14,7 @@ from headrace.storage.frame import ENTRY_STATE, PAGE_BYTES, State, decode_contro
 from headrace.storage.fs import Filesystem
 from headrace.storage.scan import scan_all
 from headrace.storage.wal import WalShard
-from headrace.storage.wal_file import (
-    discover,
-    file_path,
-    first_position,
-    removable,
-    shard_directory,
-)
+from headrace.storage.wal_file import discover, file_path, first_position
 from headrace.testing.faultfs import Fault, FaultFilesystem, FaultPlan
 from headrace.testing.simdisk import SimDisk
 
@@ -481,39 +475,3 @@ def test_without_a_spare_file_a_bare_one_is_made() -> None:
     switch.on = False
     log.run(100)
     assert numbers(disk.image(disk.position, "none", 0)) == [0, 1, 2]
-
-
-# Names
-
-
-def test_shards_have_their_directories() -> None:
-    assert shard_directory(0, 1) == "wal"
-    assert [shard_directory(n, 3) for n in range(3)] == [
-        "wal/shard-00", "wal/shard-01", "wal/shard-02",
-    ]  # fmt: skip
-    assert file_path("wal/shard-01", 42) == "wal/shard-01/wal-0000000000000042.log"
-
-
-def test_discover_finds_log_files_and_nothing_else() -> None:
-    disk = SimDisk()
-    assert discover(disk) == {}
-    disk.mkdir("wal/shard-02")
-    for path in ("wal/wal-0000000000000007.log", "wal/wal-7.log", "wal/x.tmp"):
-        disk.create(path)
-    disk.create("wal/shard-02/wal-0000000000000010.log")
-    disk.create("wal/shard-02/wal-0000000000000009.log")
-    assert discover(disk) == {"wal": [7], "wal/shard-02": [9, 10]}
-
-
-def test_only_files_before_the_replay_position_are_removable() -> None:
-    log = Log()
-    for _ in range(30):
-        log.stage(sync=True, size=8_000)
-        log.run()
-    paths = [file_path("wal", n) for n in discover(log.disk)["wal"]]
-    bases = [first_position(log.disk, path) for path in paths]
-    used = [(path, base) for path, base in zip(paths, bases, strict=True) if base is not None]
-    assert removable(log.disk, {"wal": 0}, 0) == []
-    for index, (_, base) in enumerate(used):
-        assert removable(log.disk, {"wal": base}, 0) == [path for path, _ in used[:index]]
-    assert removable(log.disk, {}, 3) == paths[:2]
