@@ -12,7 +12,8 @@ from headrace.engine.recovery import Recovery
 from headrace.storage.snapshot_files import SnapshotStore
 from headrace.storage.wal import WalShard
 from headrace.testing import explore
-from headrace.testing.explore import Explorer, Point
+from headrace.testing.crash_points import Point
+from headrace.testing.explore import Explorer
 from headrace.testing.simdisk import SimDisk, SimFile
 
 Break = Callable[[pytest.MonkeyPatch], None]

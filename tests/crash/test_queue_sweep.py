@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.core.clock import SystemClock
 from headrace.engine import append
 from headrace.engine.queues import replay
 from headrace.engine.queues.state import QueueState
 from headrace.storage.wal import WalShard
-from headrace.testing.explore import Report
+from headrace.testing.crash_points import sweep_for_long
 from headrace.testing.queue_sweep import WORKLOADS, QueueExplorer, Teller
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -28,15 +27,7 @@ def test_queues_at_crash_points(workload: str) -> None:
 
 @pytest.mark.long
 def test_queues_at_every_crash_point_for_long(sweep) -> None:  # type: ignore[no-untyped-def]
-    clock = SystemClock()
-    deadline_ns = clock.monotonic_ns() + int(sweep.seconds * 1e9)
-    names = sorted(WORKLOADS)
-    report = Report()
-    seed = sweep.seed % 1_000_000 * 1_000
-    while clock.monotonic_ns() < deadline_ns:
-        seed += 1
-        explorer = QueueExplorer(names[(sweep.seed + seed) % len(names)], seed)
-        report.add(explorer.sweep(damage=seed, stride=5, deadline_ns=deadline_ns))
+    report = sweep_for_long(QueueExplorer, sorted(WORKLOADS), sweep.seed, sweep.seconds, stride=5)
     print(report)
     assert not report.findings, str(report)
 

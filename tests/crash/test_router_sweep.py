@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.core.clock import SystemClock
-from headrace.testing.explore import Report
+from headrace.testing.crash_points import sweep_for_long
 from headrace.testing.router_sweep import WORKLOADS, RouterExplorer
 
 SEEDS = (1, 2)
@@ -22,14 +21,6 @@ def test_routers_at_every_crash_point(workload: str, seed: int) -> None:
 
 @pytest.mark.long
 def test_routers_at_every_crash_point_for_long(sweep) -> None:  # type: ignore[no-untyped-def]
-    clock = SystemClock()
-    deadline_ns = clock.monotonic_ns() + int(sweep.seconds * 1e9)
-    names = sorted(WORKLOADS)
-    report = Report()
-    seed = sweep.seed % 1_000_000 * 1_000
-    while clock.monotonic_ns() < deadline_ns:
-        seed += 1
-        explorer = RouterExplorer(names[(sweep.seed + seed) % len(names)], seed)
-        report.add(explorer.sweep(damage=seed, deadline_ns=deadline_ns))
+    report = sweep_for_long(RouterExplorer, sorted(WORKLOADS), sweep.seed, sweep.seconds, stride=1)
     print(report)
     assert not report.findings, str(report)

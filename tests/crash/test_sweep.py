@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.clock import SystemClock
-from headrace.testing.explore import KILL, Explorer, Point, Report
+from headrace.testing.crash_points import KILL, Point, Report
+from headrace.testing.explore import Explorer
 from headrace.testing.workloads import WORKLOADS, perform
 
 STATES_MIN = 20_000

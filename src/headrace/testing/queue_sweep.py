@@ -8,25 +8,30 @@ less: no job is there twice, and every job that is there can be claimed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from headrace.core.clock import ManualClock, SystemClock
+from headrace.core.clock import ManualClock
 from headrace.core.limits import KIB
 from headrace.core.runtime import Ticket
 from headrace.engine.engine import Engine
 from headrace.engine.queues.answers import Claimed, Job
 from headrace.engine.queues.moves import Redrive
 from headrace.storage.block import Record
-from headrace.testing.diskmodel import MODES, Dice
+from headrace.testing.crash_points import (
+    Point,
+    Sweeper,
+    crash_by_dice,
+    hash_of,
+    run_sweeper,
+)
+from headrace.testing.diskmodel import Dice
 from headrace.testing.driver import SMALL, Driver, Setup, batch_of
 from headrace.testing.events import Violation
-from headrace.testing.explore import CUT, KILL, Finding, Point, Report, State, hash_of
 from headrace.testing.job_ledger import Grant, JobLedger, Letter
 from headrace.testing.model import NewRecord
 from headrace.testing.simdisk import SimDisk
@@ -283,49 +288,17 @@ def _next_life(teller: Teller) -> None:
     teller.life += 1
 
 
-class QueueExplorer:
-    """Looks at states of one workload run with one seed."""
+class QueueExplorer(Sweeper):
+    """Looks at states of queues."""
 
-    def __init__(self, workload: str, seed: int) -> None:
-        self.workload = workload
-        self.seed = seed
-        self.kind = WORKLOADS[workload]
-        self.play = Play(self.kind, seed)
-        self.disk = self.play.disk
-        self.report = Report()
+    module = "queue_sweep"
 
-    def sweep(self, *, damage: int = 0, stride: int = 1, deadline_ns: int | None = None) -> Report:
-        clock = SystemClock()
-        for position in range(damage % stride, self.disk.crash_points, stride):
-            if deadline_ns is not None and clock.monotonic_ns() > deadline_ns:
-                break
-            for point, image in self._images(position, damage):
-                self.look(point, image)
-        return self.report
+    def perform(self) -> SimDisk:
+        self.kind = WORKLOADS[self.workload]
+        self.play = Play(self.kind, self.seed)
+        return self.play.disk
 
-    def _images(self, position: int, damage: int) -> Iterator[tuple[Point, SimDisk]]:
-        for mode in (KILL, CUT):
-            killed = Point(position, mode, damage)
-            if mode == KILL or killed.can_cut(self.disk):
-                yield killed, killed.image(self.disk)
-        for crash in self.disk.images(
-            MODES, damage, start=position, stop=position + 1, distinct=True
-        ):
-            yield Point(position, crash.mode, damage), crash.disk
-
-    def look(self, point: Point, image: SimDisk) -> None:
-        """Judge one state, and now and then a crash of its recovery."""
-        self.report.states += 1
-        state = State(self.workload, self.seed, (point,), "queue_sweep")
-        try:
-            self._look(point, image)
-        except Violation as violation:
-            self.report.findings.append(Finding(state, str(violation)))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-            reason = f"{type(error).__name__}: {error}"
-            self.report.findings.append(Finding(state, reason))
-
-    def _look(self, point: Point, image: SimDisk) -> None:
+    def judge(self, point: Point, image: SimDisk) -> None:
         marks = self.disk.marks_until(point.position)
         dice = Dice(self.seed, point.position, point.seed, hash_of(point.mode))
         safe = self.kind.durability == "fsync"
@@ -333,11 +306,7 @@ class QueueExplorer:
             self.report.second += 1
             second = image.copy()
             self._recover(second, marks, 0)[0].abandon()
-            again = Point(
-                dice.below(second.crash_points),
-                (KILL, CUT, *MODES)[dice.below(8)],
-                dice.below(1 << 16),
-            )
+            again = crash_by_dice(second, dice)
             strict = safe or point.loss == again.loss == "kill"
             self._judge(again.image(second), marks, dice, strict=strict)
         self._judge(image, marks, dice, strict=safe or point.loss == "kill")
@@ -435,25 +404,7 @@ def _expect(holds: bool, complaint: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Look at the states the command line names; 1 if any is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workload", choices=sorted(WORKLOADS), action="append")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--damage", type=int, default=1)
-    parser.add_argument("--stride", type=int, default=1)
-    parser.add_argument("--point", type=int)
-    parser.add_argument("--mode", choices=(KILL, CUT, *MODES), default=KILL)
-    given = parser.parse_args(arguments)
-    wrong = False
-    for workload in given.workload or sorted(WORKLOADS):
-        explorer = QueueExplorer(workload, given.seed)
-        if given.point is not None:
-            point = Point(given.point, given.mode, given.damage)
-            explorer.look(point, point.image(explorer.disk))
-        else:
-            explorer.sweep(damage=given.damage, stride=given.stride)
-        sys.stdout.write(f"{workload}: {explorer.report}\n")
-        wrong = wrong or bool(explorer.report.findings)
-    return 1 if wrong else 0
+    return run_sweeper(QueueExplorer, WORKLOADS, arguments, __doc__)
 
 
 if __name__ == "__main__":

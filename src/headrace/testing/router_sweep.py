@@ -9,18 +9,22 @@ still has is there after a read; and whatever is missing is announced.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from headrace.core.clock import ManualClock, SystemClock
+from headrace.core.clock import ManualClock
 from headrace.engine.routers.state import RouterOptions
-from headrace.testing.diskmodel import MODES, Dice, Mode
+from headrace.testing.crash_points import (
+    Point,
+    Sweeper,
+    crash_by_dice,
+    hash_of,
+    run_sweeper,
+)
+from headrace.testing.diskmodel import Dice
 from headrace.testing.driver import Driver, Setup
 from headrace.testing.events import Loss, Violation
-from headrace.testing.explore import CUT, KILL, Point, Report, State, hash_of
-from headrace.testing.explore import Finding as Finding
 from headrace.testing.model import NewRecord
 from headrace.testing.router_workloads import WORKLOADS as WORKLOADS
 from headrace.testing.router_workloads import Expected, Play, Routed, Shown, Topic, look
@@ -30,70 +34,25 @@ from headrace.testing.stage import Stage
 SECOND_ONE_IN = 4  # states whose recovery, or what followed it, is crashed in turn
 
 
-class RouterExplorer:
-    """Looks at states of one workload run with one seed."""
+class RouterExplorer(Sweeper):
+    """Looks at states of routers."""
 
-    def __init__(self, workload: str, seed: int) -> None:
-        self.workload = workload
-        self.seed = seed
-        self.kind = WORKLOADS[workload]
-        self.play = Play(Stage(self.kind.setup, seed))
+    module = "router_sweep"
+
+    def perform(self) -> SimDisk:
+        self.kind = WORKLOADS[self.workload]
+        self.play = Play(Stage(self.kind.setup, self.seed))
         self.kind.run(self.play)
-        self.disk = self.play.stage.disk
-        self.report = Report()
+        return self.play.stage.disk
 
-    def sweep(
-        self,
-        *,
-        damage: int = 0,
-        modes: Sequence[Mode] = MODES,
-        stride: int = 1,
-        deadline_ns: int | None = None,
-    ) -> Report:
-        clock = SystemClock()
-        for position in range(damage % stride, self.disk.crash_points, stride):
-            if deadline_ns is not None and clock.monotonic_ns() > deadline_ns:
-                break
-            for point, image in self._images(position, modes, damage):
-                self.look(point, image)
-        return self.report
-
-    def _images(
-        self, position: int, modes: Sequence[Mode], damage: int
-    ) -> Iterator[tuple[Point, SimDisk]]:
-        for mode in (KILL, CUT):
-            killed = Point(position, mode, damage)
-            if mode == KILL or killed.can_cut(self.disk):
-                yield killed, killed.image(self.disk)
-        for crash in self.disk.images(
-            modes, damage, start=position, stop=position + 1, distinct=True
-        ):
-            yield Point(position, crash.mode, damage), crash.disk
-
-    def look(self, point: Point, image: SimDisk) -> None:
-        """Judge one state."""
-        self.report.states += 1
-        state = State(self.workload, self.seed, (point,), "router_sweep")
-        try:
-            self._judge(point, image)
-        except Violation as violation:
-            self.report.findings.append(Finding(state, str(violation)))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-            reason = f"{type(error).__name__}: {error}"
-            self.report.findings.append(Finding(state, reason))
-
-    def _judge(self, point: Point, image: SimDisk) -> None:
+    def judge(self, point: Point, image: SimDisk) -> None:
         events = self.disk.marks_until(point.position)
         setup = self._recover_and_use(point, image, events)
         dice = Dice(self.seed, point.position, point.seed, hash_of(point.mode), 2)
         if dice.below(SECOND_ONE_IN):
             return
         self.report.second += 1
-        again = Point(
-            dice.below(image.crash_points),
-            (KILL, CUT, *MODES)[dice.below(8)],
-            dice.below(1 << 16),
-        )
+        again = crash_by_dice(image, dice)
         loss: Loss = "power" if "power" in (point.loss, again.loss) else "kill"
         driver = Driver(again.image(image), setup, self._later(), 11)
         driver.recover()
@@ -237,27 +196,7 @@ def _same(name: str, before: Topic, after: Topic) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Look at the states the command line names; 1 if any is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workload", choices=sorted(WORKLOADS), action="append")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--damage", type=int, default=1)
-    parser.add_argument("--stride", type=int, default=1)
-    parser.add_argument("--point", type=int)
-    parser.add_argument("--mode", choices=(KILL, CUT, *MODES), default=KILL)
-    given = parser.parse_args(arguments)
-    wrong = False
-    for workload in given.workload or sorted(WORKLOADS):
-        started_ns = SystemClock().monotonic_ns()
-        explorer = RouterExplorer(workload, given.seed)
-        if given.point is not None:
-            point = Point(given.point, given.mode, given.damage)
-            explorer.look(point, point.image(explorer.disk))
-        else:
-            explorer.sweep(damage=given.damage, stride=given.stride)
-        seconds = (SystemClock().monotonic_ns() - started_ns) / 1e9
-        sys.stdout.write(f"{workload}: {explorer.report}\n  ({seconds:.1f} s)\n")
-        wrong = wrong or bool(explorer.report.findings)
-    return 1 if wrong else 0
+    return run_sweeper(RouterExplorer, WORKLOADS, arguments, __doc__)
 
 
 if __name__ == "__main__":

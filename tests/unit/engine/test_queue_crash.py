@@ -19,8 +19,8 @@ from headrace.engine.engine import Engine
 from headrace.engine.queues.answers import Claimed
 from headrace.engine.queues.moves import Redrive
 from headrace.storage.block import Batch
+from headrace.testing.crash_points import CUT, KILL, Point
 from headrace.testing.diskmodel import MODES, Dice
-from headrace.testing.explore import CUT, KILL, Point
 from headrace.testing.simdisk import SimDisk
 from tests.unit.engine.queue_help import contents
 
