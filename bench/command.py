@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +31,7 @@ def main() -> int:
     options = parse()
     if options.step:
         return measure.run_step(*options.step)
-    trouble = trouble_of(options.names)
+    trouble = trouble_of(options.names, peers.CASES if options.peers else CASES)
     if trouble:
         print(trouble, file=sys.stderr)
         return 2
@@ -69,7 +70,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--markdown", action="store_true", help="a table for docs/internals")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, only to see that it runs")
-    parser.add_argument("--peers", action="store_true", help="ours beside Redis, NATS and others")
+    parser.add_argument(
+        "--peers", action="store_true", help="ours beside Redis, NATS and others; cases choose rows"
+    )
     parser.add_argument("--minutes", type=float, default=10.0, help="how long http_soak runs (10)")
     parser.add_argument("--wrk", action="store_true", help="http_append with wrk as the generator")
     parser.add_argument("--dir", help="where the data goes; a disk, not memory (/var/tmp)")
@@ -77,11 +80,11 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def trouble_of(names: list[str]) -> str:
+def trouble_of(names: list[str], cases: Sequence[str] = CASES) -> str:
     """Why these cases cannot run; empty when they can."""
-    unknown = [name for name in names if name not in CASES]
+    unknown = [name for name in names if name not in cases]
     if unknown:
-        return f"no case {', '.join(unknown)}; there are {', '.join(CASES)}"
+        return f"no case {', '.join(unknown)}; there are {', '.join(cases)}"
     missing = [name for name in names if name.startswith(SPARK_CASES) and not has_spark()]
     if missing:
         return f"{missing[0]} needs requirements/spark.txt; `./run bench {missing[0]}` installs it"
@@ -107,7 +110,7 @@ def compare(options: argparse.Namespace, parent: str) -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    rows = peers.run(parent, options.quick, say)
+    rows = peers.run(parent, options.quick, say, options.names)
     if options.json:
         report = {"machine": about, "quick": options.quick, "peers": rows}
         print(json.dumps(report, indent=2, ensure_ascii=False))

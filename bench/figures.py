@@ -1,11 +1,13 @@
 """Every figure the benchmarks give, with its unit and the goal it is held to.
 
-Only this file, `figures_http.py` (the server) and `figures_spark.py` (Spark) know goals.
+Only this file, `figures_http.py` (the server), `figures_queue.py` (queues, routers, pressure) and
+`figures_spark.py` (Spark) know goals.
 """
 
 from __future__ import annotations
 
 from bench.figures_http import HTTP_FIGURES
+from bench.figures_queue import QUEUE_FIGURES
 from bench.figures_spark import SPARK_FIGURES
 from bench.goals import Figure, Goal, at_least, at_most
 from bench.goals import figures_of as _case
@@ -139,6 +141,7 @@ FIGURES: tuple[Figure, ...] = (
         ("checkpoint_single", "µs", "checkpoint CPU per record, blocks of one", None),
     ),
     *HTTP_FIGURES,
+    *QUEUE_FIGURES,
     *SPARK_FIGURES,
 )  # fmt: skip
 

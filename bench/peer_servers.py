@@ -1,6 +1,6 @@
 """Redis, NATS and the Node reference server of Durable Streams: installed, started, stopped.
 
-Everything comes from the ordinary registries (Debian's and npm's), listens on 127.0.0.1 only and
+Everything comes from the ordinary registries (Debian's, npm's, PyPI), listens on 127.0.0.1 only and
 keeps its data in a directory of ours that is removed afterwards.  What cannot be had here is left
 out of the table, with the reason.
 """
@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ INSTALL_SECONDS = 300.0
 MORE_PATH = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 PROGRAMS = {"redis": "redis-server", "nats": "nats-server"}
 PACKAGE = "@durable-streams/server"
+PYTHON_PACKAGES = ("dramatiq", "redis")
 STREAM_PATH = "/v1/stream/orders"
 STREAM_RECORD = document().decode()
 
@@ -49,9 +51,10 @@ def install(say: Callable[[str], None]) -> dict[str, str]:
         problem = None if program(name) else apt_install(name, say)
         if problem:
             missing[kind] = problem
-    problem = npm_install(say)
-    if problem:
-        missing["durable-streams"] = problem
+    for kind, install_it in (("durable-streams", npm_install), ("dramatiq", pip_install)):
+        problem = install_it(say)
+        if problem:
+            missing[kind] = problem
     return missing
 
 
@@ -83,6 +86,23 @@ def npm_install(say: Callable[[str], None]) -> str | None:
     say(f"installing {PACKAGE}")
     cache().mkdir(parents=True, exist_ok=True)
     return run(["npm", "install", "--no-audit", "--no-fund", "--prefix", str(cache()), PACKAGE])
+
+
+def client_python() -> Path:
+    """A Python with the libraries that only peers need."""
+    return cache() / "venv" / "bin" / "python"
+
+
+def has_dramatiq() -> bool:
+    return any((cache() / "venv").glob("lib/python*/site-packages/dramatiq"))
+
+
+def pip_install(say: Callable[[str], None]) -> str | None:
+    if has_dramatiq():
+        return None
+    say(f"installing {', '.join(PYTHON_PACKAGES)}")
+    venv = [sys.executable, "-m", "venv", "--clear", str(cache() / "venv")]
+    return run(venv) or run([str(client_python()), "-m", "pip", "install", *PYTHON_PACKAGES])
 
 
 def run(command: list[str]) -> str | None:
@@ -119,8 +139,8 @@ def redis(directory: str, policy: str) -> Iterator[Served]:
 
 
 @contextlib.contextmanager
-def nats(directory: str, sync: str) -> Iterator[Served]:
-    """JetStream with one stream in a file; `sync` is "default" (each two minutes) or "always"."""
+def nats(directory: str, sync: str, with_stream: bool = True) -> Iterator[Served]:
+    """JetStream, with one stream in a file; `sync` is "default" (each two minutes) or "always"."""
     port = free_port()
     store = f'store_dir: "{directory}/store"'
     if sync == "always":
@@ -135,16 +155,20 @@ def nats(directory: str, sync: str) -> Iterator[Served]:
     if refused:
         raise ServerFailed(refused)
     with started([server_program, "-c", str(config)], port, directory) as server:
-        connection = Nats(port)
-        stream = {
-            "name": "ORDERS",
-            "subjects": ["orders"],
-            "storage": "file",
-            "retention": "limits",
-        }
-        connection.ask("$JS.API.STREAM.CREATE.ORDERS", stream)
-        connection.close()
+        if with_stream:
+            put_nats_stream(port)
         yield server
+
+
+def put_nats_stream(port: int) -> None:
+    stream = {
+        "name": "ORDERS",
+        "subjects": ["orders"],
+        "storage": "file",
+        "retention": "limits",
+    }
+    with contextlib.closing(Nats(port)) as connection:
+        connection.ask("$JS.API.STREAM.CREATE.ORDERS", stream)
 
 
 NODE_PROGRAM = """

@@ -52,6 +52,27 @@ class Served:
     def reset_peak(self) -> None:
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
+    def keep_on(self, core: int) -> None:
+        """Give all its threads, and those that they start, this one processor."""
+        for task in os.listdir(f"/proc/{self.pid}/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(task), {core})
+
+    @property
+    def cpu_ns(self) -> int:
+        """CPU of the threads that live now, to the nanosecond."""
+        total = 0
+        for task in os.listdir(f"/proc/{self.pid}/task"):
+            with contextlib.suppress(OSError):
+                total += int(Path(f"/proc/{self.pid}/task/{task}/schedstat").read_text().split()[0])
+        return total
+
+    def metrics(self, *names: str) -> list[float]:
+        """Values of /v0/metrics, each by its name and labels."""
+        lines = self.call("GET", "/v0/metrics", accept="text/plain").splitlines()
+        found = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return [float(found[name]) for name in names]
+
     def _status_kb(self, field: str) -> int:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith(field + ":"):
@@ -135,8 +156,11 @@ def started(
         server.stop()
 
 
+SERVE = ("-P", "-m", "headrace", "serve")
+
+
 @contextlib.contextmanager
-def serving(directory: str, **settings: Any) -> Iterator[Served]:
+def serving(directory: str, program: Sequence[str] = SERVE, **settings: Any) -> Iterator[Served]:
     """`headrace serve` on an empty directory and a free port."""
     os.makedirs(directory, exist_ok=True)
     output, port_file = Path(directory, "server.out"), Path(directory, "port")
@@ -144,7 +168,7 @@ def serving(directory: str, **settings: Any) -> Iterator[Served]:
         settings = {"wal_file_bytes": QUICK_FILE_BYTES, **settings}
     with output.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "headrace", "serve", "--data-dir", f"{directory}/data"],
+            [sys.executable, *program, "--data-dir", f"{directory}/data"],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(
@@ -192,6 +216,12 @@ def answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1.0):
         return True
     return False
+
+
+def two_cores() -> tuple[int, int]:
+    """One processor for a server, one for all else; the same where there is only one."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[0], cores[-1]
 
 
 def free_port() -> int:

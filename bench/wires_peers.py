@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from bench.wires import BadAnswer, Wire, document
 
@@ -90,10 +91,17 @@ class Nats(Wire):
     """A NATS connection with an inbox for answers."""
 
     INBOX = b"_INBOX.bench"
+    OPTIONS: Mapping[str, object] = MappingProxyType({})
 
     def open(self) -> None:
         self.line()  # INFO
-        options = {"verbose": False, "pedantic": False, "lang": "bench", "version": "0"}
+        options: dict[str, object] = {
+            "verbose": False,
+            "pedantic": False,
+            "lang": "bench",
+            "version": "0",
+        }
+        options |= self.OPTIONS
         hello = b"CONNECT %b\r\nPING\r\n" % json.dumps(options).encode()
         # One subject a connection, since an inbox is shared by all of an account.
         self.inbox = b"%b.%d" % (self.INBOX, self.socket.getsockname()[1])

@@ -12,7 +12,8 @@ from headrace.engine.recovery import Recovery
 from headrace.storage.snapshot_files import SnapshotStore
 from headrace.storage.wal import WalShard
 from headrace.testing import explore
-from headrace.testing.explore import Explorer, Point
+from headrace.testing.crash_points import Point
+from headrace.testing.explore import Explorer
 from headrace.testing.simdisk import SimDisk, SimFile
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -45,7 +46,7 @@ def deletes_not_replayed(patch: pytest.MonkeyPatch) -> None:
 
 
 def recovered_log_not_synced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Recovery, "_make_durable", lambda self, found, scans: None)
+    patch.setattr(recovery, "make_durable", lambda fs, found, scans: None)
 
 
 def old_snapshots_never_pruned_but_their_log_is(patch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.clock import SystemClock
-from headrace.testing.explore import KILL, Explorer, Point, Report
+from headrace.testing.crash_points import KILL, Point, Report
+from headrace.testing.explore import Explorer
 from headrace.testing.workloads import WORKLOADS, perform
 
 STATES_MIN = 20_000
@@ -25,6 +26,7 @@ SWEEPS: dict[str, tuple[int, int]] = {
     "append_classes": (2, 300),
     "batch": (2, 240),
     "rotation": (1, 490),
+    "rotation_beside": (1, 800),
     "reserve": (1, 270),
     "replay": (1, 1_390),
     "checkpoint": (1, 890),
@@ -41,6 +43,7 @@ SWEEPS: dict[str, tuple[int, int]] = {
     "seal_own": (1, 1_530),
     "relocate": (1, 1_980),
     "shards": (1, 1_470),
+    "window": (2, 500),
     "mixed": (2, 1_100),
 }
 # Crashes of the workload `recovery`, by how far it had come, whose recovery is crashed at every

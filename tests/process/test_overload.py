@@ -1,8 +1,9 @@
 """A real server under more load than it can take: what it sheds is time, and it recovers.
 
-Writers send without waiting for answers until the server has stood on every rung of its ladder.
-Then everything is compared: what was acknowledged is there, once and in its place, what was refused
-is not, and what was delivered live is exactly what is stored.
+Writers send without waiting for answers until the server has stood on every rung of its ladder,
+and all the while somebody reads.  Rungs come into use in their order.  Then everything is compared:
+what was acknowledged is there, once and in its place, what was refused is not, and what was read
+and delivered meanwhile is exactly what is stored.  Nothing here depends on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -11,21 +12,24 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.engine.governor import COALESCE_ABOVE, RETRY_AFTER_MS, RUNGS
+from headrace.engine.scheduling.governor import COALESCE_ABOVE, RETRY_AFTER_MS, RUNGS
 from headrace.testing.process import ServerProcess
 
 TOPICS = [f"t{number}" for number in range(12)]
+SURE = TOPICS[1::2]  # of class `fsync`
 LOW = "low"
+OWN = "own"
 WRITERS = 12
 PIPELINED = 48
 # Blobs of a writer that are on their way at once: the server is never short of work.
 AHEAD = 4
+DEPTH_MAX = 8  # of the log, beyond which an overloaded server refuses
 # Longer than any machine needs; only a server that hangs is waited for so long.
 PATIENCE_SECONDS = 60.0
 LOOK_SECONDS = 0.05
@@ -106,7 +110,9 @@ class Network:
         connection = await self.open()
         connection.writer.write(request("GET", "/v0/metrics", b"", b"connection: close\r\n"))
         text = b"".join([data async for data in connection.rest()]).decode()
-        return {name: float(value) for name, value in _METRIC.findall(text)}
+        now = {name: float(value) for name, value in _METRIC.findall(text)}
+        check_order(now)
+        return now
 
     async def wait_for(self, what: str, reached: Reached) -> dict[str, float]:
         """Look until something holds."""
@@ -151,11 +157,41 @@ class Writer:
         return b"".join(requests)
 
 
+class Careful:
+    """Writes what must not be refused, more at once than the log should take, and reads it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.written: list[tuple[int, str]] = []
+        self.seen: dict[str, list[tuple[int, str]]] = {}  # what it read of the others' topics
+
+    async def go_on(self, stop: asyncio.Event) -> None:
+        ask = self._connection.ask
+        while not stop.is_set() or not self.written:
+            sent = [f"own:{len(self.written) + more}" for more in range(2 * DEPTH_MAX)]
+            for data in sent:
+                body = {"records": [{"data": data}], "disable_backpressure": True}
+                encoded = json.dumps(body).encode()
+                self._connection.writer.write(request("POST", f"/v0/topics/{OWN}", encoded))
+            for data in sent:
+                answer = await self._connection.answer()
+                assert answer.status in (200, 201), answer.body
+                self.written.append((answer.body["first_seq"], data))
+            page = await ask("POST", f"/v0/topics/{OWN}/diff", {"limit": 1_000, "last": 20})
+            assert records_of(page) == self.written[-20:], "it reads what it has written"
+            name = TOPICS[len(self.written) // len(sent) % len(TOPICS)]
+            seen = self.seen.setdefault(name, [])
+            body = {"from_seq": len(seen), "limit": 100}
+            seen += records_of(await ask("POST", f"/v0/topics/{name}/diff", body))
+            assert [seq for seq, _ in seen] == list(range(1, len(seen) + 1)), name
+
+
 class Watcher:
     """Follows topics, and keeps what it is given."""
 
     def __init__(self) -> None:
         self.records: dict[str, list[tuple[int, str]]] = {}
+        self.longest = 0  # how many appends came together
         self.paced = 0
 
     async def follow(self, connection: Connection, topics: list[str]) -> None:
@@ -173,6 +209,7 @@ class Watcher:
         if "records" in data:
             found = [(record["$seq"], record["data"]) for record in data["records"]]
             self.records[data["topic"]] += found
+            self.longest = max(self.longest, len(found))
         elif data.get("code") == "throttled":
             assert data["status"] == 429 and data["retry_after_ms"] >= 0
             self.paced += 1
@@ -185,8 +222,22 @@ def rung(now: dict[str, float], name: str, kind: str = "entered_total") -> float
     return now[f'headrace_throttle_{kind}{{rung="{name}"}}']
 
 
-def all_rungs(now: dict[str, float]) -> bool:
-    return all(rung(now, name) for name in RUNGS)
+def check_order(now: dict[str, float]) -> None:
+    """No rung is, or ever was, in use without all those before it; the last is what refuses."""
+    for kind in ("rung", "entered_total"):
+        used = [rung(now, name, kind) > 0 for name in RUNGS]
+        assert used == sorted(used, reverse=True), (kind, dict(zip(RUNGS, used, strict=True)))
+    assert rung(now, RUNGS[-1]) or not now["headrace_throttle_refused_total"]
+
+
+def at_the_end(now: dict[str, float]) -> bool:
+    """Every rung has done what it is for."""
+    done = ("coalesced", "windows", "refused", "bypassed")
+    return (
+        all(rung(now, name) for name in RUNGS)
+        and all(now[f"headrace_throttle_{name}_total"] for name in done)
+        and now["headrace_watch_paced_total"] > 0
+    )
 
 
 def calm(now: dict[str, float]) -> bool:
@@ -194,25 +245,30 @@ def calm(now: dict[str, float]) -> bool:
     return not standing and now["headrace_pressure"] <= COALESCE_ABOVE
 
 
+def records_of(page: Answer) -> list[tuple[int, str]]:
+    assert page.status == 200 and page.body["tombstone"] is None, page.body
+    return [(record["$seq"], record["data"]) for record in page.body["records"]]
+
+
 async def read_all(connection: Connection, topic: str) -> list[tuple[int, str]]:
     records: list[tuple[int, str]] = []
     while True:
         at = records[-1][0] if records else 0
-        page = await connection.ask(
-            "POST", f"/v0/topics/{topic}/diff", {"from_seq": at, "limit": 1_000}
-        )
-        assert page.status == 200 and page.body["tombstone"] is None
-        records += [(record["$seq"], record["data"]) for record in page.body["records"]]
+        body = {"from_seq": at, "limit": 1_000}
+        page = await connection.ask("POST", f"/v0/topics/{topic}/diff", body)
+        records += records_of(page)
         if page.body["caught_up"]:
             return records
 
 
-def check_answers(writers: list[Writer]) -> dict[str, dict[int, str]]:
+Stored = dict[str, dict[int, str]]
+
+
+def check_answers(writers: list[Writer]) -> Stored:
     """What was acknowledged, by topic and seq; everything else was refused in the right way."""
-    stored: dict[str, dict[int, str]] = {name: {} for name in (*TOPICS, LOW)}
+    stored: Stored = {name: {} for name in (*TOPICS, LOW)}
     for writer in writers:
-        assert len(writer.answers) == len(writer.sent)
-        for (topic, data), answer in zip(writer.sent, writer.answers, strict=True):
+        for (topic, data), answer in zip(writer.sent, writer.answers, strict=False):
             if answer.status == 200:
                 seq = answer.body["first_seq"]
                 assert answer.body["topic"] == topic and seq not in stored[topic]
@@ -224,57 +280,136 @@ def check_answers(writers: list[Writer]) -> dict[str, dict[int, str]]:
     return stored
 
 
-async def overload(network: Network) -> None:
-    control = await network.open()
-    for number, name in enumerate(TOPICS):
-        config = {"durability": "fsync"} if number % 2 else {}
-        await control.ask("PUT", f"/v0/topics/{name}", config)
-    await control.ask("PUT", f"/v0/topics/{LOW}", {"priority": -100})
-    watchers = [Watcher() for _ in range(6)]
-    following = [
-        asyncio.create_task(watcher.follow(await network.open(), [*TOPICS, LOW]))
-        for watcher in watchers
+def waits(writers: list[Writer], topics: list[str]) -> list[float]:
+    """How long appends to these topics were put off on purpose."""
+    return [
+        answer.body["performance"]["throttle_wait_ms"]
+        for writer in writers
+        for (topic, _), answer in zip(writer.sent, writer.answers, strict=False)
+        if topic in topics and "throttle_wait_ms" in answer.body.get("performance", ())
     ]
-    stop = asyncio.Event()
-    writers = [Writer(number, await network.open()) for number in range(WRITERS)]
-    flooding = [asyncio.create_task(writer.flood(stop)) for writer in writers]
-    try:
-        await network.wait_for(
-            "the last rung",
-            lambda now: all_rungs(now) and now["headrace_throttle_refused_total"],
-        )
-    finally:
-        stop.set()
-    await asyncio.gather(*flooding)
-    after = await network.wait_for("calm", calm)
-    assert all_rungs(after)
 
+
+class Flood:
+    """Everybody who loads the server, and everybody who looks on."""
+
+    def __init__(self, network: Network, control: Connection) -> None:
+        self.control = control
+        self.writers: list[Writer] = []
+        self.watchers = [Watcher() for _ in range(6)]
+        self.low = Watcher()  # has nothing else to read
+        self._network = network
+        self._stop = asyncio.Event()
+        self._following: list[asyncio.Task[None]] = []
+        self._working: list[asyncio.Task[None]] = []
+
+    async def begin(self) -> None:
+        for name in TOPICS:
+            config = {"durability": "fsync"} if name in SURE else {}
+            await self.control.ask("PUT", f"/v0/topics/{name}", config)
+        await self.control.ask("PUT", f"/v0/topics/{LOW}", {"priority": -100})
+        for watcher in (*self.watchers, self.low):
+            topics = [LOW] if watcher is self.low else [*TOPICS, LOW]
+            following = watcher.follow(await self._network.open(), topics)
+            self._following.append(asyncio.create_task(following))
+        self.careful = Careful(await self._network.open())
+        self._working.append(asyncio.create_task(self.careful.go_on(self._stop)))
+        for number in range(WRITERS):
+            self.writers.append(Writer(number, await self._network.open()))
+            self._working.append(asyncio.create_task(self.writers[-1].flood(self._stop)))
+
+    async def until(self, what: str, reached: Reached) -> None:
+        """Let it go on until something holds; if somebody fails meanwhile, that is told first."""
+        looking = asyncio.create_task(self._network.wait_for(what, reached))
+        await asyncio.wait([looking, *self._working], return_when=asyncio.FIRST_COMPLETED)
+        for task in self._working:
+            if task.done():
+                looking.cancel()
+                task.result()
+        await looking
+
+    async def end(self) -> None:
+        """Send nothing more, and hear all answers."""
+        self._stop.set()
+        await asyncio.gather(*self._working)
+
+    async def leave(self) -> None:
+        """Whatever is left of it."""
+        for task in (*self._working, *self._following):
+            task.cancel()
+        await asyncio.gather(*self._working, *self._following, return_exceptions=True)
+
+
+async def overload(network: Network, flood: Flood) -> None:
+    await flood.begin()
+    await flood.until("the last rung", at_the_end)
+    await flood.end()
+    after = await network.wait_for("calm", calm)
+    assert after["headrace_throttle_held"] == 0, "nothing is held back any longer"
+
+    control, writers, careful = flood.control, flood.writers, flood.careful
+    assert all(len(writer.answers) == len(writer.sent) for writer in writers)
     stored = check_answers(writers)
     for name, expected in stored.items():
         assert await read_all(control, name) == sorted(expected.items()), name
         assert sorted(expected) == list(range(1, len(expected) + 1)), "no seq is skipped"
+    assert await read_all(control, OWN) == careful.written
+    for name, seen in careful.seen.items():
+        assert seen == sorted(stored[name].items())[: len(seen)], "what was read stays as it was"
+    # What was shed is time, and those who waited for it were told.
+    assert max(waits(writers, SURE)) > 0
+    assert max(watcher.longest for watcher in flood.watchers) > 1
+    assert flood.low.paced > 0
     # One more of each, which comes at once now, tells that nothing is held back any longer.
     for name in stored:
         answer = await control.ask("POST", f"/v0/topics/{name}", {"records": [{"data": "last"}]})
         assert answer.status == 200
         stored[name][answer.body["first_seq"]] = "last"
-    heads = {name: len(expected) for name, expected in stored.items()}
-    await network.wait_for("delivery", lambda _now: all(w.heads() == heads for w in watchers))
-    for watcher in watchers:
-        for name, expected in stored.items():
-            assert watcher.records[name] == sorted(expected.items()), name
-    for task in following:
-        task.cancel()
-    await asyncio.gather(*following, return_exceptions=True)
+    for watcher in (*flood.watchers, flood.low):
+        heads = {name: len(stored[name]) for name in watcher.records}
+        await network.wait_for("delivery", lambda _, w=watcher, h=heads: w.heads() == h)
+        for name, records in watcher.records.items():
+            assert records == sorted(stored[name].items()), name
 
 
-async def closing(network: Network) -> None:
+async def on(server: ServerProcess, play: Callable[[Network, Flood], Awaitable[None]]) -> Flood:
+    network = Network(server)
+    flood = Flood(network, await network.open())
     try:
-        await overload(network)
+        await play(network, flood)
     finally:
+        await flood.leave()
         await network.close()
+    return flood
 
 
 def test_an_overload_costs_time_and_nothing_else(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path, wal_queue_depth_max=8) as server:
-        asyncio.run(closing(Network(server)))
+    with ServerProcess(tmp_path, wal_queue_depth_max=DEPTH_MAX) as server:
+        asyncio.run(on(server, overload))
+
+
+def test_what_was_acknowledged_under_pressure_survives_a_kill(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, wal_queue_depth_max=DEPTH_MAX) as server:
+
+        async def killed(_network: Network, flood: Flood) -> None:
+            await flood.begin()
+            await flood.until("putting off", lambda now: rung(now, "defer", "rung"))
+            server.kill()
+
+        flood = asyncio.run(on(server, killed))
+    stored = check_answers(flood.writers)
+    assert any(stored.values())
+    sent = {(topic, data) for writer in flood.writers for topic, data in writer.sent}
+
+    async def look(_network: Network, flood_after: Flood) -> None:
+        for name, expected in stored.items():
+            records = await read_all(flood_after.control, name)
+            found = dict(records)
+            assert {seq: found.get(seq) for seq in expected} == expected, name
+            assert len({data for _, data in records}) == len(records), "none is there twice"
+            assert {(name, data) for _, data in records} <= sent
+        own = await read_all(flood_after.control, OWN)
+        assert own[: len(flood.careful.written)] == flood.careful.written
+
+    with ServerProcess(tmp_path) as server:
+        asyncio.run(on(server, look))

@@ -395,6 +395,7 @@ def test_metrics(servers, protocol) -> None:
             'headrace_topic_queue_in_flight{topic="jobs"} 2',
             'headrace_topic_queue_delayed{topic="jobs"} 1',
             'headrace_topic_queue_dead_lettered{topic="jobs"} 0',
+            'headrace_topic_queue_unreadable{topic="jobs"} 0',
             'headrace_queue_jobs_total{event="pushed"} 2',
             'headrace_queue_jobs_total{event="claimed"} 1',
             'headrace_queue_jobs_total{event="nacked"} 1',

@@ -69,7 +69,7 @@ def test_prefixes_of_a_put(speak, topic) -> None:
 
 
 def test_prefixes_of_a_look_and_a_delete(speak, topic) -> None:
-    """§1.7: on GET and DELETE the stored name, source and dest."""
+    """§1.7: on GET and DELETE the stored name, source and dest; nobody else hears of them."""
     names = {
         f"orders:{topic}-1": edge(f"orders:{topic}-a", f"orders:{topic}-b"),
         f"orders:{topic}-2": edge(f"orders:{topic}-a", f"secret-{topic}"),
@@ -83,8 +83,15 @@ def test_prefixes_of_a_look_and_a_delete(speak, topic) -> None:
             reply = call(speak, "mine", method, PATH + name)
             if number:
                 assert code(reply) == (403, "forbidden")
+                assert b"hidden-" not in reply.body
+                assert b"secret-" not in reply.body
             else:
                 assert reply.status == 200
+    for number in (2, 3):  # a change that would tell where it goes
+        body = edge(f"orders:{topic}-d", f"orders:{topic}-e")
+        reply = call(speak, "mine", "PUT", f"{PATH}orders:{topic}-{number}", body)
+        assert code(reply) == (403, "forbidden")
+        assert reply.error["detail"] == {"router": f"orders:{topic}-{number}"}
     assert code(call(speak, "mine", "GET", f"{PATH}orders:{topic}-9")) == (404, "router_not_found")
     absent = call(speak, "mine", "DELETE", f"{PATH}orders:{topic}-9")
     assert (absent.status, absent.json["deleted"]) == (200, False)

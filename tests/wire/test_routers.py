@@ -432,3 +432,19 @@ def test_an_unemptied_topic_keeps_its_routers(speak, topic) -> None:
     speak.refused(409, "topic_not_empty", "DELETE", f"/v0/topics/{a}?if_empty=true")
     speak.append(a, 2)
     assert router(speak, topic)["forwarded_total"] == 2
+
+
+def test_a_router_whose_destination_is_full_says_so(speak, topic) -> None:
+    source, dest = f"{topic}-a", f"{topic}-b"
+    config = {"cap_records": 1, "discard": "reject"}
+    speak.ok("PUT", f"/v0/topics/{dest}", config)
+    speak.ok("PUT", f"/v0/routers/{topic}", {"source": source, "dest": dest})
+    for number in range(2):
+        speak.append(source, number)
+        assert ("blocked" in router(speak, topic)) == (number == 1)
+    listed = speak.ok("GET", f"/v0/routers?source={source}")["routers"]
+    assert [row["blocked"] for row in listed] == [True]
+    figures = speak("GET", "/v0/metrics").body.decode().splitlines()
+    assert "headrace_routers_blocked 0" not in figures
+    speak.ok("POST", f"/v0/topics/{dest}/delete", {"before_seq": 2})
+    assert "blocked" not in router(speak, topic)

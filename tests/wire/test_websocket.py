@@ -341,3 +341,47 @@ def test_shutdown_is_told(dial, servers) -> None:
     with pytest.raises(ConnectionClosed):
         socket.receive()
     assert server.process.wait(SECONDS_MAX) == 0
+
+
+def test_a_subscription_begins_after_what_routers_owe(speak, socket, topic) -> None:
+    """What was written to the source before is before it, also where that takes many syncs."""
+    source, dest, other = f"{topic}-a", f"{topic}-b", f"{topic}-c"
+    speak.ok("PUT", f"/v0/topics/{dest}", {"durability": "fsync"})
+    speak.ok("PUT", f"/v0/routers/{topic}", {"source": source, "dest": dest})
+    speak.append(other, "x")
+    records = [{"data": number} for number in range(10_000)]
+    for _ in range(2):
+        speak.ok("POST", f"/v0/topics/{source}", {"records": records})
+    socket.send("subscribe", topic=other, request_id=1)
+    socket.send("subscribe", topic=dest, tail=True, request_id=2)
+    socket.send("ping", request_id=3)  # nobody has to wait for that
+    seen = socket.until("subscribed")
+    while seen[-1].get("request_id") != 2:
+        seen += socket.until("subscribed")
+    assert seen[-1]["topics"][dest] | {"epoch": 0} == {
+        "from_seq": 20_000, "head_seq": 20_000, "earliest_seq": 1, "epoch": 0,
+    }  # fmt: skip
+    speak.append(source, "new")
+    while (record := socket.next("record"))["topic"] != dest:
+        pass
+    assert seqs(record) == [20_001]
+
+
+def test_an_unsubscribe_reaches_a_subscription_that_waits(speak, socket, topic) -> None:
+    source, dest = f"{topic}-a", f"{topic}-b"
+    speak.ok("PUT", f"/v0/topics/{dest}", {"durability": "fsync"})
+    speak.ok("PUT", f"/v0/routers/{topic}", {"source": source, "dest": dest})
+    records = [{"data": number} for number in range(10_000)]
+    for _ in range(2):
+        speak.ok("POST", f"/v0/topics/{source}", {"records": records})
+    socket.send("subscribe", topic=dest, request_id=1)
+    socket.send("unsubscribe", topic=dest, request_id=2)
+    told = {}
+    while len(told) < 2:
+        message = socket.receive()
+        if message["op"] in ("subscribed", "unsubscribed"):
+            told[message["op"]] = message["topics"]
+    assert told["unsubscribed"] == [dest]
+    speak.append(source, "new")
+    speak.diff(dest)
+    assert socket.ask("ping", request_id=3)["op"] == "pong"

@@ -2,7 +2,8 @@
 
 Only this file knows paths, query parameters and request headers of the native API, and which calls
 may be repeated when nobody knows whether they were done: those that read, appends that carry a key
-or a producer's number, and extends of leases.  Nothing here waits or speaks to anybody.
+or a producer's number, acks and extends, and nacks that name leases.  Nothing here waits or speaks
+to anybody.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ def append(
     create: bool | None,
     config: Config | None,
     return_seqs: bool,
+    disable_backpressure: bool = False,
 ) -> Call:
     """Each of `records` is a `Draft`, or the payload of one.
 
@@ -131,7 +133,8 @@ def append(
     >>> call.target, call.body
     ('/v0/topics/a%20b?return_seqs=false', b'{"records":[{"data":{"n":1}}],"idempotency_key":"k1"}')
     """
-    body = AppendBody(_drafts(records), node, key, expected_head_seq, create, _checked(config))
+    conditions = (expected_head_seq, create, _checked(config), disable_backpressure)
+    body = AppendBody(_drafts(records), node, key, *conditions)
     return Call(
         "POST",
         _path(topic) if return_seqs else _path(topic, "?return_seqs=false"),
@@ -149,6 +152,7 @@ def append_arrow(
     producer: Producer | None,
     expected_head_seq: int | None = None,
     create: bool | None = None,
+    disable_backpressure: bool = False,
 ) -> Call:
     """Columns `data`, and optionally `tag`, `node`, `meta`."""
     import pyarrow as pa
@@ -171,6 +175,7 @@ def append_arrow(
         return_seqs="false",
         expected_head_seq=expected_head_seq,
         create=None if create is None else str(create).lower(),
+        disable_backpressure="true" if disable_backpressure else None,
     )
     return Call("POST", _path(topic, query), repeatable, headers, body)
 
@@ -279,12 +284,20 @@ def ack(topic: str, node: str, jobs: Iterable[Job | int]) -> Call:
     >>> ack("jobs", "w1", [1, 2]).body
     b'{"node":"w1","seqs":[1,2]}'
     """
-    return Call("POST", _path(topic, "/ack"), False, JSON_BODY, _held(node, jobs))
+    return Call("POST", _path(topic, "/ack"), True, JSON_BODY, _held(node, jobs))
 
 
 def nack(topic: str, node: str, jobs: Iterable[Job | int], delay_ms: int) -> Call:
-    body = _held(node, jobs, delay_ms=delay_ms)
-    return Call("POST", _path(topic, "/nack"), False, JSON_BODY, body)
+    """
+    A job that is named by its seq alone may be held anew by the time of a repeat.
+
+    >>> nack("jobs", "w1", [1], 0).repeatable, nack("jobs", "w1", [], 0).repeatable
+    (False, True)
+    """
+    given = list(jobs)
+    repeatable = all(isinstance(job, Job) for job in given)
+    body = _held(node, given, delay_ms=delay_ms)
+    return Call("POST", _path(topic, "/nack"), repeatable, JSON_BODY, body)
 
 
 def extend(topic: str, node: str, jobs: Iterable[Job | int], lease_ms: int) -> Call:

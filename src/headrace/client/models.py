@@ -192,6 +192,7 @@ class QueueCounts(msgspec.Struct, frozen=True):
     ready: int
     in_flight: int
     dead_lettered: int
+    unreadable: int = 0  # their records are damaged
 
 
 class TopicState(msgspec.Struct, frozen=True):
@@ -254,7 +255,10 @@ class RouterPut(msgspec.Struct, frozen=True):
 
 
 class RouterState(msgspec.Struct, frozen=True):
-    """One router, in full; `forwarded_total` is how many records it has brought to `dest`."""
+    """One router, in full; `forwarded_total` is how many records it has brought to `dest`.
+
+    `blocked`: `dest` takes nothing for now, and the router tries again.
+    """
 
     router: str
     source: str
@@ -265,6 +269,7 @@ class RouterState(msgspec.Struct, frozen=True):
     guarantee: str
     forwarded_total: int
     filter: list[str] | None = None
+    blocked: bool = False
 
 
 class RouterSummary(msgspec.Struct, frozen=True):
@@ -275,6 +280,7 @@ class RouterSummary(msgspec.Struct, frozen=True):
     dest: str
     guarantee: str
     forwarded_total: int
+    blocked: bool = False
 
 
 class RouterPage(msgspec.Struct, frozen=True):
@@ -394,6 +400,7 @@ class AppendBody(msgspec.Struct, frozen=True, omit_defaults=True):
     expected_head_seq: int | None = None
     create: bool | None = None
     config: Mapping[str, Any] | None = None
+    disable_backpressure: bool = False
 
 
 class DiffBody(msgspec.Struct, frozen=True, omit_defaults=True):

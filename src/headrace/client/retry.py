@@ -8,6 +8,7 @@ and never shorter than `Retry-After`.  It neither sleeps nor reads a clock.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from headrace.client.message import SETUP
@@ -17,6 +18,7 @@ from headrace.core.errors import HeadraceError, Internal, Unreachable
 PAUSE_MS_FIRST: Final = 25
 PAUSE_MS_MAX: Final = 2_000
 RETRY_AFTER_MS_MAX: Final = 60_000
+NOTHING: Final[Mapping[str, object]] = {}
 
 
 class Pause(NamedTuple):
@@ -60,12 +62,19 @@ def worth_repeating(error: HeadraceError, repeatable: bool) -> bool:
     return error.retryable
 
 
-def retry_after_ms(headers: dict[str, str]) -> int:
-    """`Retry-After` in milliseconds; 0 where there is none that we read.
+def retry_after_ms(headers: dict[str, str], detail: Mapping[str, object] = NOTHING) -> int:
+    """When to try again, in milliseconds; 0 where nothing that we read says so.
+
+    The header has whole seconds; the error itself may be more exact.
 
     >>> retry_after_ms({"retry-after": "2"}), retry_after_ms({"retry-after": "Fri, 13 Nov"})
     (2000, 0)
+    >>> retry_after_ms({"retry-after": "1"}, {"retry_after_ms": 500})
+    500
     """
+    exact = detail.get("retry_after_ms")
+    if isinstance(exact, int) and exact >= 0:
+        return exact
     text = headers.get("retry-after", "").strip()
     return int(text) * 1_000 if text.isascii() and text.isdigit() and len(text) < 10 else 0
 

@@ -62,7 +62,7 @@ def check_batch(settings: Settings, batch: AnyBatch, how: Append) -> int:
         if how is not PLAIN:
             _check_conditions(settings, how)
         return batch.bytes
-    if how.trusted:
+    if how is not PLAIN and how.trusted:
         return _size(batch)
     data, kind, tags, nodes, metas, headers, kinds, stamps = batch
     if not isinstance(data, (list, tuple)):

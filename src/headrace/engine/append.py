@@ -66,6 +66,7 @@ class Appender:
 
     def __init__(self, core: Core, lifecycle: Lifecycle) -> None:
         self._core = core
+        self._throttle = core.throttle
         self._lifecycle = lifecycle
         # Appends in flight that a second one with the same key or producer has to wait for.
         self._in_flight: dict[tuple[int, bytes | str], Ticket[Appended]] = {}
@@ -95,8 +96,8 @@ class Appender:
         shard = core.shard_of(topic.id)
         if not created:
             core.refuse_writes(shard)
-            if core.throttle.shedding:
-                core.throttle.refuse_if_full(shard, how.disable_backpressure)
+            if self._throttle.shedding:
+                self._throttle.refuse_if_full(shard, how.disable_backpressure)
             if topic.ephemeral:
                 core.refuse_ephemeral(size)
         if topic.bounded or settings.max_total_bytes or topic.staged > FEW_SEQS_LEFT:
@@ -131,9 +132,8 @@ class Appender:
         config = how.config if how.config is not None else _DEFAULT_CONFIG
         create = how.create if how.create is not None else config.auto_create
         self._lifecycle.check_creatable(name, config, create)
-        self._core.throttle.refuse_if_full(
-            self._core.shard_of(self._core.next_topic_id), how.disable_backpressure
-        )
+        shard = self._core.shard_of(self._core.next_topic_id)
+        self._throttle.refuse_if_full(shard, how.disable_backpressure)
         if config.discard == "reject":
             refuse_oversized(name, config, batch, size)
         check_quota(self._core, size)

@@ -189,6 +189,11 @@ class _Checkpoint:
     def begin(self) -> None:
         core = self._core
         self._owner.mark_wal()
+        if core.forwarding is not None:
+            # Until the topics that routers connect are captured.  So what the log has of copies
+            # from here on is about records that this snapshot has, or that log: also where the
+            # destination is made meanwhile, and is not in the snapshot.
+            core.forwarding.hold()
         self._wal_number = next(core.wal_numbers)
         self._next_topic_id = core.next_topic_id
         for shard in core.shards:
@@ -235,15 +240,6 @@ class _Checkpoint:
     # 2. Capture
 
     def _start_capture(self) -> None:
-        forwarding = self._core.forwarding
-        # Until the topics that routers connect are captured, so that what the log says of copies
-        # from then on is about records that this snapshot, or the log after it, has.
-        if self._failure is None and forwarding is not None and forwarding.hold():
-            self._barrier(self._capture_topics)
-        else:
-            self._capture_topics()
-
-    def _capture_topics(self) -> None:
         if self._failure is not None:
             self._end(self._failure)
             return

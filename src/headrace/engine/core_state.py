@@ -29,10 +29,10 @@ from headrace.core.runtime import Runtime, Thunk, Ticket
 from headrace.core.settings import Settings
 from headrace.engine.idempotency import KeyIndex
 from headrace.engine.names import NameIndex
-from headrace.engine.throttle import Throttle
+from headrace.engine.scheduling.throttle import Throttle
+from headrace.engine.scheduling.turns import Turns
 from headrace.engine.topic import Sealed, Topic
 from headrace.engine.totals import Totals
-from headrace.engine.turns import Turns
 from headrace.storage.block import Block
 from headrace.storage.cache import BlockCache
 from headrace.storage.catalog import Catalog
@@ -42,7 +42,7 @@ from headrace.storage.tier import Tiers
 from headrace.storage.wal import WalShard
 
 if TYPE_CHECKING:
-    from headrace.engine.router_state import Router
+    from headrace.engine.routers.state import Router
 
 log = logging.getLogger("headrace.engine")
 
@@ -55,7 +55,7 @@ T = TypeVar("T")
 class Forwarding(Protocol):
     """What the other parts need of the routers."""
 
-    def hold(self) -> bool: ...  # forward nothing more; whether something is on its way yet
+    def hold(self) -> None: ...  # forward nothing more; what is on its way is staged already
     def release(self) -> None: ...
     def connected(self) -> set[int]: ...  # topics that a router reads from or writes to
     def capture(self) -> dict[str, bytes]: ...  # for a snapshot, empty: gone; while held

@@ -29,10 +29,10 @@ from headrace.engine.idempotency import ProducerClaim
 from headrace.engine.lifecycle import Deleted, Lifecycle, Put
 from headrace.engine.listing import TopicInfo, TopicPage, info_of, page_of
 from headrace.engine.payloads import Payload, make_batch
-from headrace.engine.queueing import Queues
+from headrace.engine.queues.queueing import Queues
 from headrace.engine.reading import Page, Reader
 from headrace.engine.recovery import Progress, Recovered, Recovery
-from headrace.engine.routing import Routers
+from headrace.engine.routers.routing import Routers
 from headrace.engine.sealed_files import SealedFiles
 from headrace.engine.syncing import synced
 from headrace.engine.topic import Topic
@@ -57,6 +57,7 @@ SLICE_NS = 2_000_000  # how long the end of a recovery may hold the loop at a ti
 
 T = TypeVar("T")
 ConfigLike = TopicConfig | Mapping[str, object] | None
+_NO_CONDITIONS = (None,) * 5
 
 
 class Engine:
@@ -314,24 +315,20 @@ class Engine:
         producer: ProducerClaim | None = None,
         expected_head_seq: int | None = None,
         state: bytes | None = None,
+        disable_backpressure: bool = False,
     ) -> Ticket[Appended]:
         """Append records, all or none, creating the topic on the way.
 
         `records` is a `Batch` of columns, or a list whose items are bytes (stored as they are)
-        or values (stored as JSON).
+        or values (stored as JSON).  With `disable_backpressure` it is not refused because the
+        server is overloaded.
         """
         how = PLAIN
         try:
-            if not (
-                config is None
-                and create is None
-                and idempotency_key is None
-                and producer is None
-                and expected_head_seq is None
-                and state is None
-            ):
+            given = (create, idempotency_key, producer, expected_head_seq, state)
+            if config is not None or disable_backpressure or given != _NO_CONDITIONS:
                 made = None if config is None else make_config(config)
-                how = Append(made, create, idempotency_key, producer, expected_head_seq, state)
+                how = Append(made, *given, disable_backpressure)
             batch = records if isinstance(records, AnyBatch) else make_batch(records)
             return self._appender.append(name, batch, how)
         except HeadraceError as error:

@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.engine import retention
 from headrace.engine.core_state import Core
-from headrace.engine.priority import priority_of
+from headrace.engine.scheduling.priority import priority_of
 from headrace.engine.topic import Topic
 from headrace.engine.topic_config import TopicConfig
 

@@ -1,10 +1,11 @@
 """Live reading: who follows which topic, who is told when, and what is read once for all of them.
 
 Only this file fans out.  The engine knows one waiter for each followed topic, however many follow
-it.  What an append wakes runs after the acknowledgements of its turn, in slices (`turns.py`), so
-that a thousand readers delay neither a writer nor the readers of another topic.  A follower holds a
-cursor, not a queue: pages are read when there is room for them, and followers at the same place
-with the same wishes are handed the same page, with whatever was encoded of it.
+it.  What an append wakes runs after the acknowledgements of its turn, in slices
+(`scheduling/turns.py`), so that a thousand readers delay neither a writer nor the readers of
+another topic.  A follower holds a cursor, not a queue: pages are read when there is room for them,
+and followers at the same place with the same wishes are handed the same page, with whatever was
+encoded of it.
 
 It knows nothing of protocols: how a page looks to a client is its followers' business.
 """
@@ -22,10 +23,10 @@ from headrace.core.errors import HeadraceError, InvalidRequest
 from headrace.core.runtime import Ticket
 from headrace.engine.collect import ReadRequest
 from headrace.engine.engine import Engine
-from headrace.engine.priority import priority_of
 from headrace.engine.reading import Page
+from headrace.engine.scheduling.priority import priority_of
+from headrace.engine.scheduling.turns import Job, Turns, Visited, Visits
 from headrace.engine.topic import Topic
-from headrace.engine.turns import Job, Turns, Visited, Visits
 
 log = logging.getLogger("headrace.live")
 
@@ -280,12 +281,21 @@ class _Notice(Job):
         self._left = list(feed.followers)
         self._ms_max = ms_max
 
+    @property
+    def priority(self) -> int:
+        return 0  # above what it tells of, and no higher than anything that is delivered
+
     def step(self) -> bool:
         feed, left, turns = self._feed, self._left, self._feed.turns
         while left and not turns.over:
             follower = left.pop()
-            if follower in feed.followers:
+            if follower not in feed.followers:
+                continue
+            try:
                 follower.paced(feed, self._ms_max)
+            except Exception:
+                log.exception("a follower of %r failed", feed.topic.name)
+                follower.broken()
         return bool(left)
 
 

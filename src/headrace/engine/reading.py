@@ -100,7 +100,16 @@ class Reader:
         if drained is None:
             return walk(core, topic, request)
         ticket: Ticket[Page] = Ticket(core.runtime)
-        drained.when_done(lambda _: _Walk(core, topic, request, ticket).start())
+
+        def read(_: object) -> None:
+            try:
+                if core.by_name.get(name) is not topic:
+                    raise TopicNotFound.named(name)  # deleted while this waited
+                _Walk(core, topic, request, ticket).start()
+            except HeadraceError as error:
+                ticket.fail(error)
+
+        drained.when_done(read)
         return ticket
 
     def wait(self, name: str, after_seq: int) -> Ticket[None]:

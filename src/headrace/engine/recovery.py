@@ -23,9 +23,9 @@ from headrace.engine.deleting import apply_delete
 from headrace.engine.idempotency import Producer, decode_sidecar
 from headrace.engine.lifecycle import Lifecycle
 from headrace.engine.log_files import log_files, make_durable, number_files
-from headrace.engine.queue_replay import replay_event, restored_queue, settle
-from headrace.engine.router_replay import RouterReplay
-from headrace.engine.routing import Routers
+from headrace.engine.queues.replay import replay_config, replay_event, restored_queue, settle
+from headrace.engine.routers.replay import RouterReplay
+from headrace.engine.routers.routing import Routers
 from headrace.engine.seal import capture, sealed, write_captures
 from headrace.engine.sealed_files import SealedFiles
 from headrace.engine.topic import Topic
@@ -128,6 +128,7 @@ class Recovery:
         found = log_files(core.fs, snapshot)
         starts = dict(snapshot.positions) if snapshot is not None else {}
         clean = snapshot is not None and snapshot.clean
+        self._routers.several = len(found) > 1
         scans = self._replay(found, starts, clean, progress)
         self._routers.finish_log()
         make_durable(core.fs, found, scans)
@@ -375,6 +376,7 @@ class Recovery:
             config = decode_control(entry, TopicConfig)[1]
             self.given_out(topic, config.used_to)
             topic.set_config(decode_config(config.config))
+            replay_config(topic)
             self._evict(topic)
             topic.reserved = max(topic.reserved, config.reserved_to)
         elif kind == ENTRY_TOPIC_DELETE:
@@ -460,7 +462,8 @@ class Recovery:
             topic.reserve_from = topic.head
             core.trim(topic)
             if topic.queue is not None:
-                settle(topic.queue, core.clock.now_ms(), topic.span)
+                durable = topic.config.leases_durable
+                settle(topic.queue, core.clock.now_ms(), topic.span, durable=durable)
         core.totals.build(core.by_id.values())
         core.names.build(core.by_name)
         core.fit_memory()

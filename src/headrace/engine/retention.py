@@ -30,8 +30,10 @@ ROWS_PER_BLOCK = 8192
 RUNS_PER_FETCH = 64
 
 
-def enforce(core: Core, topic: Topic, *, fetched: bool = False) -> None:
+def enforce(core: Core, topic: Topic, *, fetched: bool = False, replayed: bool = False) -> None:
     """Apply cap and TTL to what a reader may see of `topic`, now.
+
+    `replayed`: what a cap takes need not be logged, as replaying what came just now takes it too.
 
     While `topic.id in core.fetching`, more may follow: `core.fetching` lists who waits for that.
     """
@@ -52,7 +54,7 @@ def enforce(core: Core, topic: Topic, *, fetched: bool = False) -> None:
     if not (expired or capped):
         return
     topic.drop_settled_gaps()
-    if core.is_logged(topic):
+    if core.is_logged(topic) and (expired or not replayed):
         floor = Floor(topic.cap_floor, topic.ttl_floor)
         core.log(topic, ENTRY_FLOOR, floor, needs_sync=False)
         if expired:

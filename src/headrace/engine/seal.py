@@ -15,7 +15,7 @@ from itertools import accumulate
 import msgspec
 
 from headrace.engine.core_state import Core
-from headrace.engine.queue_replay import stored_queue
+from headrace.engine.queues.replay import stored_queue
 from headrace.engine.topic import Topic
 from headrace.storage.block import Block
 from headrace.storage.fs import Filesystem

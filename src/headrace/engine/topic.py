@@ -21,8 +21,8 @@ from headrace.core.limits import source_trims_max
 from headrace.core.runtime import Thunk
 from headrace.engine.blocklist import BlockList
 from headrace.engine.idempotency import Producer
-from headrace.engine.queue_order import Span
-from headrace.engine.queue_state import QueueState
+from headrace.engine.queues.order import Span
+from headrace.engine.queues.state import QueueState
 from headrace.engine.tagindex import TagIndex
 from headrace.engine.topic_config import EPHEMERAL, FSYNC, TopicConfig
 from headrace.storage.segment_reader import Run
@@ -110,6 +110,7 @@ class Topic:
         self.created_ms = 0
         self.live = False  # its creation is durable
         self.changing = 0  # configs on their way to the log
+        self.queue: QueueState | None = None  # of its jobs, once anything is known of one
         self.set_config(config)
         self.head = 0  # last seq a reader may see
         self.staged = 0  # last seq given to a writer
@@ -137,7 +138,6 @@ class Topic:
         self.tags: TagIndex | None = None  # of rows in memory, made on first use
         self.producers: dict[str, Producer] | None = None
         self.state = b""
-        self.queue: QueueState | None = None  # of its jobs, once anything is known of one
         self.parent_id = 0
         self.parent_to = 0
         self.unsettled_syncs = 0  # commits in flight that wait for a sync
@@ -155,6 +155,8 @@ class Topic:
         self.needs_sync = config.durability == FSYNC
         self.ephemeral = config.durability == EPHEMERAL
         self.bounded = bool(config.ttl_ms or config.cap_records or config.cap_bytes)
+        if self.queue is not None and not config.leases_durable:
+            self.queue.durable = False
 
     # Counts and floors
 

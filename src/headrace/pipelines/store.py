@@ -23,7 +23,7 @@ from headrace.core.limits import pipelines_max
 from headrace.core.runtime import Ticket
 from headrace.engine.deleting import TagMatch
 from headrace.engine.engine import Engine
-from headrace.engine.queue_types import Claimed, Extended, Job, parse_lease_id
+from headrace.engine.queues.answers import Claimed, Extended, Job, parse_lease_id
 from headrace.engine.reading import Page
 from headrace.engine.topic_config import TopicConfig
 from headrace.pipelines.declaration import Declaration, plan_of

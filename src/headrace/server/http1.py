@@ -120,7 +120,7 @@ class Http1Protocol(RequestReader):
         self._exchange = None
         self._body = []
         self._suspended = False
-        self._known = None
+        self._known = ()
 
     def eof_received(self) -> bool:
         # The other side has sent all it will, and most who do are gone.  What is in progress is

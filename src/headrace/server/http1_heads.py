@@ -1,9 +1,10 @@
-"""Heads that repeat: how a connection's last request began, so that the next need not be parsed.
+"""Heads that repeat: how a connection's last requests began, so that the next need not be parsed.
 
-A client that keeps its connection sends the same request line and headers again and again; only
-the length of the body differs.  What a parser makes of a head is a function of its bytes, so a
-head with the same bytes around the digits of its Content-Length means the same.  Only this file
-decides which heads may be taken that way; everything else goes through the parser.
+A client that keeps its connection sends the same request line and headers again and again, or two
+in turn, as a worker claims and acknowledges; only the length of the body differs.  What a parser
+makes of a head is a function of its bytes, so a head with the same bytes around the digits of its
+Content-Length means the same.  Only this file decides which heads may be taken that way; everything
+else goes through the parser.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 HEAD_BYTES_MAX: Final = 4 * 1024
 LENGTH_DIGITS_MAX: Final = 7
+# How many different heads a connection remembers.
+HEADS_MAX: Final = 2
 # Heads of a connection that are remembered in vain before no more are.
 ATTEMPTS_MAX: Final = 4
 # What changes how a request is read, or what may come after it.

@@ -18,7 +18,7 @@ import httptools
 from headrace.core.errors import HeadraceError, Internal, InvalidRequest
 from headrace.server.app import App, Target
 from headrace.server.http1_answer import Http1Exchange
-from headrace.server.http1_heads import ATTEMPTS_MAX, KnownHead, known_head
+from headrace.server.http1_heads import ATTEMPTS_MAX, HEADS_MAX, KnownHead, known_head
 from headrace.server.refusals import bad_expectation, body_too_large, headers_too_large, no_memory
 
 log = logging.getLogger("headrace.http1")
@@ -62,7 +62,7 @@ class RequestReader(asyncio.Protocol):
         self._body_bytes_max = settings.body_bytes_max
         self._header_bytes_max = settings.header_bytes_max
         self._modern: bool | None = None  # HTTP/1.1, not 1.0, by the last request that was asked
-        self._known: KnownHead | None = None  # how the last request began
+        self._known: tuple[KnownHead, ...] = ()  # how the last requests began, newest first
         self._attempts = 0  # heads remembered since one was of use
         self._completed: list[Http1Exchange] = []  # requests that the present read completed
 
@@ -88,12 +88,17 @@ class RequestReader(asyncio.Protocol):
 
     def _take(self, data: bytes) -> None:
         """Read requests, or parts of them."""
-        known = self._known
-        if known is None or self._phase != IDLE:
+        if self._phase != IDLE:
             self._feed(data)
             return
-        taken = known.take(data)
-        if taken is None or len(taken[1]) > self._body_bytes_max:
+        for known in self._known:
+            taken = known.take(data)
+            if taken is not None:
+                break
+        else:
+            self._feed(data)
+            return
+        if len(taken[1]) > self._body_bytes_max:
             self._feed(data)
             return
         self._attempts = 0
@@ -133,7 +138,9 @@ class RequestReader(asyncio.Protocol):
         completed, self._completed = self._completed, []
         if whole and len(completed) == 1 and self._attempts < ATTEMPTS_MAX:
             self._attempts += 1
-            self._known = known_head(data, completed[0])
+            known = known_head(data, completed[0])
+            if known is not None:
+                self._known = (known, *self._known[: HEADS_MAX - 1])
         return b""
 
     def _refusal_of(self, error: httptools.HttpParserError) -> HeadraceError:
@@ -302,7 +309,7 @@ class RequestReader(asyncio.Protocol):
             # Before anything else: it may be refused for its version.
             exchange.keep_alive = False
             exchange.modern = self._is_modern()
-            self._known = None  # nothing may follow
+            self._known = ()  # nothing may follow
         self._exchange = None
         self._phase = IDLE
         self._at_start = False

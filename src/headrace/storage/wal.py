@@ -112,7 +112,7 @@ class WalShard:
         self._to_settle: deque[tuple[list[Commit], HeadraceError | None]] = deque()
         self._settling = self._syncing = False
         self._hurry: Thunk | None = None  # cuts a delayed sync short
-        self._windowed = False  # somebody waits for it, and it is delayed nevertheless
+        self._windowed, self._opened_ns = False, 0  # somebody waits for it nevertheless; since then
         self._poison: OSError | None = None
         self._no_room: OSError | None = None
         self._closed = False
@@ -248,11 +248,12 @@ class WalShard:
 
     def _settle(self, commits: list[Commit], error: HeadraceError | None) -> None:
         """Settle in log order, also when settling makes somebody flush again."""
-        self._to_settle.append((commits, error))
         if self._settling:
+            self._to_settle.append((commits, error))
             return
         self._settling = True
         try:
+            self._settle_all(commits, error)
             while self._to_settle:
                 self._settle_all(*self._to_settle.popleft())
         finally:
@@ -348,9 +349,9 @@ class WalShard:
             # Nothing was ready: a bare file now, rather than a stall or a refusal.
             ready = self._files.create(self._files.file_bytes, zeroed=0)
             self._names_unsynced = True
-        # A file in which no write succeeded takes no room in the count of bytes.
-        ready.base = self._current.base + (self._offset if self._ordinal else 0)
         previous, self._current = self._current, ready
+        # A file in which no write succeeded takes no room in the count of bytes.
+        previous.end = ready.base = previous.base + (self._offset if self._ordinal else 0)
         if previous not in self._unsynced:
             previous.file.close()
         self._offset = PAGE_BYTES
@@ -397,16 +398,14 @@ class WalShard:
             return
         if self._syncing:
             if urgent and self._hurry is not None and not self._windowed:
-                self._windowed = self.window_ms > 0
-                if self._windowed:
+                if self._open_window():
                     self._runtime.later(self.window_ms, self._hurry)
                     return
                 self._hurry()
                 self._hurry = None
             return
         self._syncing = True
-        self._windowed = urgent and self.window_ms > 0
-        if urgent and not self._windowed:
+        if urgent and not self._open_window():
             begun = self._begin_sync()
             self._runtime.submit(self._lane, lambda: self._sync_job(begun), self._synced)
         else:
@@ -417,22 +416,25 @@ class WalShard:
                 self._synced,
             )
 
+    def _open_window(self) -> bool:
+        self._windowed = self.window_ms > 0
+        self._opened_ns = self._runtime.clock.monotonic_ns()
+        return self._windowed
+
     def _begin_sync(self) -> tuple[int, tuple[WalFile, ...]]:
         with self._group_lock:
             self._new_group = True
             return self.written, self._unsynced
 
     def _sync_job(self, begun: tuple[int, tuple[WalFile, ...]]) -> object:
+        target, files = begun
         started = self._runtime.clock.monotonic_ns()
-        self._sync_files(begun[1])
-        return *begun, started, self._runtime.clock.monotonic_ns() - started
-
-    def _sync_files(self, files: tuple[WalFile, ...]) -> None:
         if self._names_unsynced:
             self._names_unsynced = False
             self._fs.sync_dir(self.directory)
         for file in files:
             file.file.sync_data()
+        return target, started, self._runtime.clock.monotonic_ns() - started
 
     def _synced(self, value: object, error: BaseException | None) -> None:
         windowed, self._windowed = self._windowed, False
@@ -442,15 +444,15 @@ class WalShard:
             self._poisoned(error if isinstance(error, OSError) else OSError(str(error)))
             return
         assert isinstance(value, tuple)
-        target, files, begun_ns, self.sync_ns = value
+        target, begun_ns, self.sync_ns = value
         self.syncs_total += 1
         self.sync_micros.observe(self.sync_ns // 1000)
         self.sync_durations.observe(self.sync_ns)
         self.durable = max(self.durable, target)
-        self._forget_synced(files)
+        self._forget_synced()
         while self._waiting and self._waiting[0][0] <= self.durable:
             _, self.write_ns, written_ns, commits = self._waiting.popleft()
-            self.window_wait_ns = max(begun_ns - written_ns, 0) if windowed else 0
+            self.window_wait_ns = windowed * max(begun_ns - max(written_ns, self._opened_ns), 0)
             self._settle(commits, None)
         self.after_settling()
         if self._closed:
@@ -466,11 +468,11 @@ class WalShard:
             seen = self.written
             self._runtime.later(self._sync_interval_ms, lambda: self._close_window(seen))
 
-    def _forget_synced(self, files: tuple[WalFile, ...]) -> None:
-        """Older files of the group are whole now; the current one may have grown meanwhile."""
+    def _forget_synced(self) -> None:
+        """Let go of files that are durable to their end: not of one that grew during the sync."""
         keep = []
         for file in self._unsynced:
-            if file is self._current or file not in files:
+            if file is self._current or file.end > self.durable:
                 keep.append(file)
             else:
                 file.file.close()

@@ -53,7 +53,10 @@ def discover(fs: Filesystem) -> dict[str, list[int]]:
 
 @dataclass(slots=True, eq=False)
 class WalFile:
-    """An open log file.  `base` is the shard position of its first byte."""
+    """An open log file.  `base` is the shard position of its first byte.
+
+    `end` is that of the byte after its last one, once the log has gone on in another file.
+    """
 
     file: File
     path: str
@@ -61,6 +64,7 @@ class WalFile:
     salt: int
     limit: int  # rotate rather than write past it; one oversized batch may
     base: int = 0
+    end: int = 0
 
 
 def create_wal_file(

@@ -252,6 +252,10 @@ class Driver:
     def checkpoint(self) -> Ticket[None]:
         return self._call(CheckpointCall(), self.engine.checkpoint)
 
+    def govern(self, pressure: float) -> None:
+        """Be under so much pressure: what has to be synced waits for more to join it."""
+        self.engine.core.throttle.govern(pressure)
+
     def _call(self, call: Call, run: Callable[[], Ticket[T]]) -> Ticket[T]:
         self._ops += 1
         op = self._ops

@@ -7,111 +7,40 @@ the one line that repeats exactly that state:
 
     python -m headrace.testing.explore --workload append_disk --seed 3 --point 41 --mode torn
 
-Only this file decides which states are looked at.  The same arguments look at the same states.
+Only this file judges topics after a crash.  The same arguments look at the same states.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace.core.clock import ManualClock, SystemClock
+from headrace.testing.crash_points import (
+    CUT,
+    KILL,
+    Finding,
+    Point,
+    Report,
+    State,
+    hash_of,
+    images_at,
+)
 from headrace.testing.diskmodel import Dice
 from headrace.testing.driver import Driver, Setup
 from headrace.testing.events import Invoked, Loss, Seen, TopicView, Violation
 from headrace.testing.model import AppendCall, NewRecord
 from headrace.testing.oracle import Chronicle, Oracle
-from headrace.testing.simdisk import MODES, Mode, Op, SimDisk
+from headrace.testing.simdisk import MODES, Mode, SimDisk
 from headrace.testing.stage import Stage
 from headrace.testing.workloads import WORKLOADS, perform
 
-# Beside the modes of a power loss: the process alone died, between two calls or within a write.
-KILL, CUT = "kill", "cut"
 # How much later the next engine starts by the wall clock, which may also have been set back.
 LATER_MS = (5, 5, 400, 400, 5_000, -3_600_000)
 RETRIES_PER_STATE = 3
 AGAIN_ONE_IN = 8  # states that are stopped and started twice more, each cleanly and not
-
-
-class Point(NamedTuple):
-    """A crash: where, with which damage (or `kill` or `cut`), by which dice."""
-
-    position: int
-    mode: str
-    seed: int
-
-    def image(self, disk: SimDisk) -> SimDisk:
-        if self.mode in (KILL, CUT):
-            image = disk.image(self.position, "all", self.seed, power_loss=False)
-            if self.mode == CUT and self.can_cut(disk):
-                self._write_a_part(image, disk.trace[self.position])
-            return image
-        mode = next(mode for mode in MODES if mode == self.mode)
-        return disk.image(self.position, mode, self.seed)
-
-    def can_cut(self, disk: SimDisk) -> bool:
-        """Whether the call at this position is a write of which a part may be done."""
-        op = disk.trace[self.position] if self.position < disk.position else None
-        return op is not None and op.kind == "write" and op.length > 1
-
-    def _write_a_part(self, image: SimDisk, op: Op) -> None:
-        length = 1 + Dice(self.seed, self.position, op.length).below(op.length - 1)
-        data = op.data[:length] if op.data is not None else bytes(length)
-        image.open(op.path).pwritev([data], op.offset)
-
-    @property
-    def loss(self) -> Loss:
-        return "kill" if self.mode in (KILL, CUT) else "power"
-
-
-class State(NamedTuple):
-    """A state by the numbers that make it."""
-
-    workload: str
-    seed: int
-    crashes: tuple[Point, ...]
-
-    def replay(self) -> str:
-        """The command that looks at this state again."""
-        words = [f"python -m headrace.testing.explore --workload {self.workload}"]
-        words.append(f"--seed {self.seed}")
-        for point in self.crashes:
-            words.append(f"--point {point.position} --mode {point.mode} --damage {point.seed}")
-        return " ".join(words)
-
-
-class Finding(NamedTuple):
-    """A state that is wrong, and how."""
-
-    state: State
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.reason}\n    {self.state.replay()}"
-
-
-@dataclass
-class Report:
-    """What a sweep looked at, and what it found."""
-
-    states: int = 0
-    second: int = 0  # of these, crashes of a recovery
-    findings: list[Finding] = field(default_factory=list)
-
-    def add(self, other: Report) -> None:
-        self.states += other.states
-        self.second += other.second
-        self.findings += other.findings
-
-    def __str__(self) -> str:
-        lines = [f"{self.states} states, {self.second} of them crashes of a recovery"]
-        lines += [str(finding) for finding in self.findings[:5]]
-        if len(self.findings) > 5:
-            lines.append(f"and {len(self.findings) - 5} more")
-        return "\n".join(lines)
 
 
 class Life(NamedTuple):
@@ -156,21 +85,9 @@ class Explorer:
             if deadline_ns is not None and clock.monotonic_ns() > deadline_ns:
                 break
             chronicle, now_ms = marks.at(position)
-            for point, image in self._images(position, modes, damage):
+            for point, image in images_at(self.disk, position, modes, damage):
                 self._look(point, image, chronicle.oracle, now_ms, second)
         return self.report
-
-    def _images(
-        self, position: int, modes: Sequence[Mode], damage: int
-    ) -> Iterator[tuple[Point, SimDisk]]:
-        for mode in (KILL, CUT):
-            killed = Point(position, mode, damage)
-            if mode == KILL or killed.can_cut(self.disk):
-                yield killed, killed.image(self.disk)
-        for crash in self.disk.images(
-            modes, damage, start=position, stop=position + 1, distinct=True
-        ):
-            yield Point(position, crash.mode, damage), crash.disk
 
     def _look(self, point: Point, image: SimDisk, oracle: Oracle, now_ms: int, second: int) -> None:
         self.report.states += 1
@@ -371,10 +288,6 @@ class _Marks:
             self._chronicle.feed(event)  # type: ignore[arg-type]
         self._fed = len(events)
         return self._chronicle, self._now_ms
-
-
-def hash_of(text: str) -> int:
-    return int.from_bytes(text.encode()[:8], "little")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

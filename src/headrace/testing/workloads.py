@@ -20,6 +20,8 @@ from headrace.testing.stage import TAGS, Stage
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 OF_CLASS = {durability: config_of(durability=durability) for durability in CLASSES}
 FSYNC, DISK = OF_CLASS["fsync"], OF_CLASS["disk"]
+# Longer than a sync waits for others under any pressure.
+WINDOW_MS = 20
 
 
 def _append(stage: Stage, durability: str) -> None:
@@ -87,6 +89,18 @@ def rotation(stage: Stage) -> None:
         config = FSYNC if name == "f" else DISK
         driver.append(name, stage.record(8_000), config=config)
         stage.pace(driver)
+    driver.finish()
+
+
+def rotation_beside(stage: Stage) -> None:
+    """The log grows, and leaves its file, while a sync runs or has run and nobody has heard."""
+    driver = stage.open()
+    for _ in range(20):
+        driver.append("f", stage.record(), config=FSYNC)
+        driver.steps(1 + stage.dice.below(2))
+        for _ in range(stage.dice.below(9)):
+            driver.append("d", stage.record(8_000), config=DISK)
+        driver.steps(1 + stage.dice.below(3))
     driver.finish()
 
 
@@ -420,6 +434,30 @@ def mixed(stage: Stage) -> None:
     driver.settle()
 
 
+def window(stage: Stage) -> None:
+    """Pressure comes and goes: syncs wait for others, and crashes fall into the wait."""
+    driver = stage.open()
+    for turn, pressure in enumerate((1.0, 0.5, 0.0, 1.0, 0.7, 1.0)):
+        driver.govern(pressure)
+        for _ in range(6):
+            name = ("f", "d", "e")[stage.dice.below(3)]
+            config = OF_CLASS[{"f": "fsync", "d": "disk", "e": "ephemeral"}[name]]
+            driver.append(name, *stage.records(1 + stage.dice.below(3), tagged=True), config=config)
+            stage.pace(driver)
+            stage.clock.advance(stage.dice.below(5))
+            driver.steps(stage.dice.below(4))
+        if turn == 1:
+            driver.delete("f", match="a")
+        if turn == 3:
+            stage.checkpoint(driver)
+        if turn == 4:
+            stage.clock.advance(WINDOW_MS)
+            driver.finish()
+            driver.drop("d")
+    stage.clock.advance(WINDOW_MS)
+    driver.finish()
+
+
 @dataclass(frozen=True)
 class Workload:
     """A program and the engine it runs on."""
@@ -446,6 +484,8 @@ WORKLOADS: dict[str, Workload] = {
     "seal_own": Workload(seal_own, Setup(policy=_OWN)),
     "relocate": Workload(relocate, Setup(_COLD, _OWN, cold=True)),
     "shards": Workload(shards, ordered=False),
+    "window": Workload(window, Setup(shuffled=True)),
+    "rotation_beside": Workload(rotation_beside, Setup(shuffled=True), ordered=False),
     "mixed": Workload(mixed, Setup(policy=_MERGES, shuffled=True, cached=False), ordered=False),
 }
 

@@ -165,16 +165,17 @@ def limits_of(settings: Settings) -> Extra:
             **dict.fromkeys(("from_seq", "max_batch_bytes", "epoch", "from_ts", "last"), u64),
             "": {"allOf": [{"not": _both(*pair)} for pair in _STARTS]},
         },
-        "DeleteBody:request": {"before_seq": u64, "match": _MATCH, "": {"anyOf": _DELETE_BY}},
+        "DeleteBody:request": {"before_seq": u64, "match": _matches(), "": {"anyOf": _DELETE_BY}},
         "ClaimBody:request": {"node": holder, "max": u64, "lease_ms": u64},
         "AckBody:request": held,
         "NackBody:request": {**held, "delay_ms": u64},
         "ExtendBody:request": {**held, "lease_ms": u64},
-        "RedriveBody:request": {"match": _MATCH, "limit": u64, "from_seq": u64},
+        "RedriveBody:request": {"match": _matches(), "limit": u64, "from_seq": u64},
         "RouterBody:request": {
             "source": {"pattern": NAME_PATTERN},
             "dest": {"pattern": NAME_PATTERN},
-            "filter": {**_MATCH, **tag},
+            "filter": _matches(tag),
+            "backfill": u64,
         },
         "WatchBody:request": {
             "topics": {
@@ -230,15 +231,20 @@ def _match(operator: str, value: Schema) -> Schema:
     }
 
 
-_MATCH: Final[Schema] = {
-    "type": ["string", "array", "null"],
-    "anyOf": [
-        {"type": "string"},
-        _match("Eq", {"type": "string"}),
-        _match("Glob", {"type": "string", "pattern": "\\*$"}),
-        {"type": "null"},
-    ],
-}
+def _matches(length: Schema | None = None) -> Schema:
+    """Which records, by their tag; `length` is the bound of one."""
+    text = {"type": "string", **(length or {})}
+    return {
+        "type": ["string", "array", "null"],
+        "anyOf": [
+            text,
+            _match("Eq", text),
+            _match("Glob", {**text, "pattern": "\\*$"}),
+            {"type": "null"},
+        ],
+    }
+
+
 _DELETE_BY: Final = [
     {"required": ["before_seq"], "properties": {"before_seq": {"type": "integer"}}},
     {"required": ["match"], "properties": {"match": {"type": ["string", "array"]}}},

@@ -13,9 +13,9 @@ from typing import Final
 
 from headrace.core.errors import HeadraceError, Throttled
 from headrace.engine.live import UNKNOWN, Feed, Follower, LiveHub, Shared, is_gone
-from headrace.engine.priority import PRIORITY_MAX, priority_of
+from headrace.engine.scheduling.priority import PRIORITY_MAX, priority_of
+from headrace.engine.scheduling.turns import VISIT_STEP_MS
 from headrace.engine.topic import Topic
-from headrace.engine.turns import VISIT_STEP_MS
 from headrace.wire.exchange import Outlet
 from headrace.wire.live_json import View
 from headrace.wire.metrics import Metrics

@@ -73,6 +73,10 @@ class EngineFigures:
         return len(self.engine.routers) if self.ready else 0
 
     @property
+    def routers_blocked(self) -> int:
+        return self.engine.routers.blocked if self.ready else 0
+
+    @property
     def records_live(self) -> int:
         return self._core.totals.records if self.ready else 0
 
@@ -237,6 +241,11 @@ def _native_topics(metrics: Metrics, figures: EngineFigures) -> None:
         lambda: [((name,), figures.by_class.get(name, 0)) for name in CLASSES],
     )
     registry.gauge("headrace_routers", "Routers.", lambda: figures.routers)
+    registry.gauge(
+        "headrace_routers_blocked",
+        "Routers whose destination takes nothing for now.",
+        lambda: figures.routers_blocked,
+    )
     registry.gauge("headrace_records_live", "Live records.", lambda: figures.records_live)
     registry.gauge("headrace_bytes_live", "Their data and meta.", lambda: figures.bytes_live)
     registry.block(PER_TOPIC, lambda: _topic_lines(figures))
@@ -321,7 +330,7 @@ def _native_log(metrics: Metrics, figures: EngineFigures) -> None:
         ),
         (
             "headrace_wal_forward_entries_total",
-            "Entries that tell what routers copied; one for all routers of a source.",
+            "Entries that tell what routers copied; one for up to 128 routers of a source.",
             "forwards_total",
         ),
         ("headrace_wal_batches_total", "Batches written to the log.", "batches_total"),

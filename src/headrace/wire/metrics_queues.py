@@ -19,6 +19,7 @@ PER_QUEUE: Final = [
         ("headrace_topic_queue_in_flight", "Jobs of a queue that are leased."),
         ("headrace_topic_queue_delayed", "Jobs that were given back, and wait for their time."),
         ("headrace_topic_queue_dead_lettered", "Jobs moved to the dead letter topic so far."),
+        ("headrace_topic_queue_unreadable", "Jobs passed over because their record is damaged."),
     )
 ]
 
@@ -51,6 +52,7 @@ def _queue_lines(engine: Engine, topics: Sequence[Topic]) -> Iterator[str]:
         [each.in_flight for each in counts],
         [each.delayed for each in counts],
         [each.dead_lettered for each in counts],
+        [each.unreadable for each in counts],
     )
     for described, column in zip(PER_QUEUE, columns, strict=True):
         yield described.head

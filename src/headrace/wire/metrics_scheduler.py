@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from headrace.core.telemetry import Labels, Number
 from headrace.engine.engine import Engine
-from headrace.engine.governor import RUNGS
+from headrace.engine.scheduling.governor import RUNGS
 from headrace.wire.metrics import Metrics
 
 MS_PER_SECOND = 1_000

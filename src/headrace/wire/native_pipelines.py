@@ -18,7 +18,7 @@ from headrace.core.limits import claims_per_request_max, native_topic_name_bytes
 from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
-from headrace.engine.queue_types import parse_lease_id
+from headrace.engine.queues.answers import parse_lease_id
 from headrace.pipelines.declaration import (
     Declaration,
     check_declaration,

@@ -18,8 +18,8 @@ from headrace.core.errors import Forbidden, InvalidRequest
 from headrace.core.limits import own_topic_prefix
 from headrace.core.runtime import Ticket
 from headrace.engine.engine import Engine
-from headrace.engine.queue_moves import MOVE_JOBS_MAX, Redrive, Redriven
-from headrace.engine.queue_types import Acked, Claimed, Extended, Job, Nacked
+from headrace.engine.queues.answers import Acked, Claimed, Extended, Job, Nacked
+from headrace.engine.queues.moves import MOVE_JOBS_MAX, Redrive, Redriven
 from headrace.wire import native_queue_types as types
 from headrace.wire.exchange import Exchange, Key
 from headrace.wire.metrics import Metrics

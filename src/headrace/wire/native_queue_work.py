@@ -21,8 +21,8 @@ from headrace.core.errors import (
 from headrace.core.limits import claims_per_request_max, heartbeat_ms_max, seq_max
 from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
-from headrace.engine.queue_types import Claimed
-from headrace.engine.queueing import Queues
+from headrace.engine.queues.answers import Claimed
+from headrace.engine.queues.queueing import Queues
 from headrace.engine.topic import Topic
 from headrace.wire import sse
 from headrace.wire.exchange import EVENT_STREAM, Exchange, Key, Outlet

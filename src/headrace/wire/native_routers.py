@@ -1,6 +1,6 @@
 """`/v0/routers`: rules that copy what is appended to one topic into another.
 
-What a router does is the engine's (`engine/routing.py`); here is how it looks in JSON, and which
+What a router does is the engine's (`engine/routers/`); here is how it looks in JSON, and which
 names a key has to be allowed for it: its own, its source's and its destination's.
 """
 
@@ -17,8 +17,8 @@ from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
 from headrace.engine.deleting import TagMatch
 from headrace.engine.engine import Engine
-from headrace.engine.router_state import AT_LEAST_ONCE, RouterInfo, RouterOptions
-from headrace.engine.routing import RouterGone, RouterSet
+from headrace.engine.routers.routing import RouterGone, RouterSet
+from headrace.engine.routers.state import AT_LEAST_ONCE, RouterInfo, RouterOptions
 from headrace.wire.exchange import Exchange, Key
 from headrace.wire.native import (
     TOPICS,
@@ -72,7 +72,10 @@ class RouterPutAnswer(msgspec.Struct):
 
 
 class RouterAnswer(msgspec.Struct):
-    """A router, and how many records of its source it has brought to its destination."""
+    """A router, and how many records of its source it has brought to its destination.
+
+    `blocked` is there, and true, while the destination takes nothing.
+    """
 
     router: str
     source: str
@@ -84,6 +87,7 @@ class RouterAnswer(msgspec.Struct):
     guarantee: Guarantee
     forwarded_total: int
     performance: Performance
+    blocked: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class ListedRouter(msgspec.Struct):
@@ -94,6 +98,7 @@ class ListedRouter(msgspec.Struct):
     dest: str
     guarantee: Guarantee
     forwarded_total: int
+    blocked: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class RouterListAnswer(msgspec.Struct):
@@ -157,6 +162,7 @@ class RoutersApi:
         if body.filter is not None:
             match = _parse_filter(body.filter, self._settings.tag_bytes_max)
         _check_allowed(exchange.key, body.source, body.dest)
+        self._check_stored(exchange.key, name)
         check_new_router_name(name)
         if body.source != body.dest:
             for topic in (body.source, body.dest):
@@ -194,7 +200,7 @@ class RoutersApi:
                 return
             info = ticket.result()
             fields = {"router": info.router, **_shown(info)}
-            self._answer(exchange, {**fields, "forwarded_total": info.forwarded_total})
+            self._answer(exchange, {**fields, **_progress(info)})
 
         self._engine.routers.get(name).when_done(answer)
 
@@ -237,10 +243,19 @@ class RoutersApi:
         answer_object(exchange, status, encode(fields), timing)
 
     def _check_stored(self, key: Key | None, name: str) -> None:
-        """A router may be seen and deleted by who may use its topics."""
+        """A router may be seen, changed and deleted by who may use its topics.
+
+        Others do not hear what these are called.
+        """
         router = self._engine.routers.by_name.get(name)
-        if router is not None:
-            _check_allowed(key, router.source.name, router.dest.name)
+        if router is None or key is None:
+            return
+        if not key.allows_name(router.source.name) or not key.allows_name(router.dest.name):
+            raise Forbidden(
+                f"this key may not use the topics of router {name!r}",
+                fix="use a key with their prefixes",
+                detail={"router": name},
+            )
 
 
 def check_new_router_name(name: str) -> None:
@@ -262,11 +277,11 @@ def check_new_router_name(name: str) -> None:
 
 def _parse_filter(match: str | list[str], size_max: int) -> TagMatch:
     """A filter; one that is longer than any tag would be kept for nothing."""
-    parsed = parse_match(match)
+    parsed = parse_match(match, "filter")
     size = len(parsed.tag.encode())
     if size > size_max:
         raise InvalidRequest(
-            f"filter has {size} bytes, more than any tag", fix=f"send at most {size_max}"
+            f"filter has {size} bytes", fix=f"use {size_max} at most, as a tag has"
         )
     return parsed
 
@@ -306,8 +321,14 @@ def _listed(info: RouterInfo) -> dict[str, object]:
         "source": info.source,
         "dest": info.dest,
         "guarantee": info.guarantee,
-        "forwarded_total": info.forwarded_total,
+        **_progress(info),
     }
+
+
+def _progress(info: RouterInfo) -> dict[str, object]:
+    """How far it is, and whether it waits for its destination."""
+    progress: dict[str, object] = {"forwarded_total": info.forwarded_total}
+    return {**progress, "blocked": True} if info.blocked else progress
 
 
 def _failed(exchange: Exchange, ticket: Ticket[T]) -> bool:

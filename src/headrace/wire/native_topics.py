@@ -121,11 +121,14 @@ class TopicsApi:
         }
         if info.config.type == "queue":
             jobs = self._engine.queues.counts(info.topic)
-            fields["queue"] = {
+            shown = {
                 "ready": jobs.ready,
                 "in_flight": jobs.in_flight,
                 "dead_lettered": jobs.dead_lettered,
             }
+            if jobs.unreadable:
+                shown["unreadable"] = jobs.unreadable
+            fields["queue"] = shown
         answer_object(exchange, 200, encode(fields), Timing(exchange, self._clock))
 
     def list(self, exchange: Exchange) -> None:
@@ -220,7 +223,7 @@ def page_size_of(text: str, settings: Settings) -> int:
     return min(max(size, 1), settings.page_size_max)
 
 
-def parse_match(match: str | list[str]) -> TagMatch:
+def parse_match(match: str | list[str], name: str = "match") -> TagMatch:
     """`["tag", "Eq", v]`, `["tag", "Glob", "prefix*"]`, or a bare string.
 
     >>> parse_match(["tag", "Glob", "tenant42:*"])
@@ -230,7 +233,7 @@ def parse_match(match: str | list[str]) -> TagMatch:
         return TagMatch.parse(match)
     if len(match) != 3 or match[0] != "tag" or match[1] not in ("Eq", "Glob"):
         raise InvalidRequest(
-            f"match is {match!r}", fix='send ["tag", "Eq", "x"] or ["tag", "Glob", "x*"]'
+            f"{name} is {match!r}", fix='send ["tag", "Eq", "x"] or ["tag", "Glob", "x*"]'
         )
     if match[1] == "Eq":
         return TagMatch(match[2])

@@ -154,6 +154,7 @@ class QueueState(msgspec.Struct):
     ready: int
     in_flight: int
     dead_lettered: int
+    unreadable: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class StateAnswer(msgspec.Struct):

@@ -121,6 +121,7 @@ class WebSocket(LiveStream):
         "_publishing",
         "_replies_unread",
         "_subscriptions",
+        "_waiting",
     )
 
     def __init__(self, api: WebSocketApi, outlet: Outlet, key: Key | None) -> None:
@@ -129,6 +130,7 @@ class WebSocket(LiveStream):
         self._key = key
         self._incoming = Incoming(api.settings.websocket_message_bytes_max)
         self._subscriptions: dict[str, Followed] = {}
+        self._waiting: list[dict[str, TopicStart | None]] = []  # for what routers owe their topics
         self._publishing = 0
         self._replies_unread = 0
         outlet.on_data = self._data
@@ -214,10 +216,31 @@ class WebSocket(LiveStream):
                 fix=f"name at most {api.settings.topics_per_watch_max} at a time",
             )
         self._check(READ, starts)
-        if len(self._subscriptions.keys() | starts.keys()) > SUBSCRIPTIONS_MAX:
+        waiting = sum(map(len, self._waiting))
+        if len(self._subscriptions.keys() | starts.keys()) + waiting > SUBSCRIPTIONS_MAX:
             raise InvalidRequest(
                 "too many subscriptions", fix=f"follow at most {SUBSCRIPTIONS_MAX} topics"
             )
+        # They have what routers owe them first, so that `tail` leaves out all that was before.
+        drained = hub.engine.routers.drain_all(starts)
+        if drained is None:
+            self._follow(command, starts)
+            return
+        self._waiting.append(starts)
+
+        def follow(_: object) -> None:
+            self._waiting = [other for other in self._waiting if other is not starts]
+            if self.closed:
+                return
+            try:
+                self._follow(command, starts)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
+                self._refuse_error(command.request_id, error)
+
+        drained.when_done(follow)
+
+    def _follow(self, command: Subscribe, starts: dict[str, TopicStart | None]) -> None:
+        api, hub = self._api, self._common.hub
         view = api.views.of(
             TOPICS, command, limit_default=LIMIT_DEFAULT, bytes_default=BYTES_DEFAULT
         )
@@ -242,9 +265,11 @@ class WebSocket(LiveStream):
             names.insert(0, command.topic)
         left = []
         for name in names:
+            asked = [starts.pop(name, False) for starts in self._waiting]
             followed = self._subscriptions.pop(name, None)
             if followed is not None:
                 self.leave(followed)
+            if followed is not None or any(start is not False for start in asked):
                 left.append(name)
         self._reply(b"unsubscribed", command.request_id, b',"topics":' + encode(left) + b"}")
 
@@ -355,15 +380,17 @@ class WebSocket(LiveStream):
         if self._replies_unread > REPLIES_UNREAD_MAX:
             self._close(TOO_SLOW, "too many answers are unread")
 
-    def _refuse(self, request_id: Raw, code: str, message: str) -> None:
-        told = encode({"code": code, "message": message})[1:]
+    def _refuse(self, request_id: Raw, code: str, message: str, **more: object) -> None:
+        told = encode({"code": code, "message": message, **more})[1:]
         self._reply(b"error", request_id, b"," + told)
 
     def _refuse_error(self, request_id: Raw, error: BaseException) -> None:
         if not isinstance(error, HeadraceError):
             log.error("a WebSocket command failed", exc_info=error)
             error = Internal("the server met an error of its own", fix="see the server's log")
-        self._refuse(request_id, error.code, str(error))
+        # There is no header to say it in.
+        after = {k: v for k, v in error.detail.items() if k == "retry_after_ms"}
+        self._refuse(request_id, error.code, str(error), **after)
 
     def _send(self, frames: bytes) -> None:
         if self._incoming.open:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import socket
 
+import pyarrow as pa
 import pytest
 
-from headrace.client import Producer
+from headrace.client import Job, Producer
 from headrace.core import errors
 from headrace.core.errors import Internal, InvalidRequest, Throttled, Unreachable
 
 HANG, CLOSE, REFUSE, TURN_DOWN = "hang", "close", "refuse", "turn down"
+JOB = Job(seq=1, ts=0, lease_id="lease_1", deadline=0, deliveries=1)
 
 
 def key_of(request: bytes) -> str | None:
@@ -65,6 +67,12 @@ def test_an_unkeyed_write_is_sent_once(scripted, make_client, end) -> None:
         lambda client: client.delete_records("t", match="x"),
         lambda client: client.put_topic("t"),
         lambda client: client.delete_topic("t"),
+        lambda client: client.put_router("r", "a", "b"),
+        lambda client: client.delete_router("r"),
+        lambda client: client.claim("t", "w"),
+        lambda client: client.nack("t", "w", [1]),
+        lambda client: client.nack("t", "w", [JOB, 1]),
+        lambda client: client.redrive("t"),
     ],
 )
 def test_other_writes_are_sent_once_too(scripted, make_client, call) -> None:
@@ -121,6 +129,25 @@ def test_reads_are_repeated(scripted, make_client) -> None:
     assert len(scripted.requests) == 3
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.ack("t", "w", [JOB]),
+        lambda client: client.ack("t", "w", [1]),
+        lambda client: client.nack("t", "w", [JOB]),
+        lambda client: client.extend("t", "w", [JOB, 2], 100),
+    ],
+)
+def test_what_holders_of_jobs_say_is_repeated(scripted, make_client, call) -> None:
+    """A job that has been let go is skipped, so a repeat is no second time."""
+    counts = ",".join(f'"{name}":0' for name in ("acked", "nacked", "extended", "ready"))
+    said = f'{{"topic":"t",{counts},"in_flight":0,"skipped":[1],"deadlines":{{}}}}'
+    scripted.script = [CLOSE, scripted.answer(200, said)]
+    assert call(make_client(scripted.url)).skipped == [1]
+    first, second = scripted.requests
+    assert first == second
+
+
 def test_the_deadline_ends_it(scripted, make_client) -> None:
     scripted.script = [scripted.error(429, "throttled", '{"limit":"max_topics"}')] * 1_000
     with pytest.raises(Throttled) as caught:
@@ -135,6 +162,26 @@ def test_retry_after_is_waited_for(scripted, make_client) -> None:
     with pytest.raises(Throttled):
         make_client(scripted.url, deadline_ms=10_000).append("t", [1])
     assert len(scripted.requests) == 1
+
+
+def test_what_the_error_itself_says_is_more_exact(scripted, make_client) -> None:
+    busy = scripted.error(429, "throttled", '{"retry_after_ms":20}', "retry-after: 60")
+    scripted.script = [busy, scripted.APPENDED]
+    make_client(scripted.url, deadline_ms=10_000).append("t", [1])
+    assert len(scripted.requests) == 2
+
+
+def test_an_append_can_ask_not_to_be_refused_under_pressure(scripted, make_client) -> None:
+    scripted.script = [scripted.APPENDED] * 4
+    client = make_client(scripted.url)
+    table = pa.table({"data": ["1"]})
+    for disable in (False, True):
+        client.append("t", [1], disable_backpressure=disable)
+        client.append_arrow("t", table, disable_backpressure=disable)
+    plain, plain_arrow, sent, sent_arrow = scripted.requests
+    assert b"backpressure" not in plain + plain_arrow
+    assert json.loads(sent.partition(b"\r\n\r\n")[2])["disable_backpressure"] is True
+    assert b"disable_backpressure=true" in sent_arrow.partition(b"\r\n")[0]
 
 
 def test_nobody_is_there(make_client) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.engine.engine import Engine
-from headrace.engine.queue_types import Acked, Claimed, Job
+from headrace.engine.queues.answers import Acked, Claimed, Job
 from headrace.storage.block import Batch
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.engine.engine import Engine
-from headrace.engine.router_state import RouterOptions
-from headrace.engine.routing import RouterSet
+from headrace.engine.routers.routing import RouterSet
+from headrace.engine.routers.state import RouterOptions
 from headrace.storage.block import Batch, Record
 from headrace.storage.wal import WalShard
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.bands import (
+from headrace.engine.scheduling.bands import (
     AGE_CAP_MS,
+    AGED_PER_MS,
     AGING_TICK_MS,
     BANDS,
     COST_MAX,
@@ -20,7 +21,7 @@ from headrace.engine.bands import (
     age_boost,
     band_of,
 )
-from headrace.engine.priority import FORGOTTEN_MS, effective_priority
+from headrace.engine.scheduling.priority import FORGOTTEN_MS, effective_priority
 from headrace.engine.topic_config import TopicConfig
 
 # A priority in the middle of each band.
@@ -118,6 +119,60 @@ def test_what_one_service_costs_is_bounded() -> None:
     assert bands.take() == 1, "nobody else is ready, so nobody has to wait"
 
 
+def test_what_a_band_owes_is_bounded_however_long_it_was_alone() -> None:
+    """Else it would starve, when others come, for as long as it had been served."""
+    bands: Bands[str] = Bands()
+    bands.add("high", 900, 0)
+    for _ in range(1_000):
+        assert bands.take() == "high"
+        bands.charge(8 * CREDIT_NS)
+        bands.add("high", 900, 0)
+    for _ in range(200):
+        bands.add("low", 0, 0)
+    served = [bands.take() for _ in range(2 + COST_MAX // WEIGHTS[TOP])]
+    assert "high" in served
+
+
+def test_what_a_band_owes_is_forgotten_when_nobody_waits() -> None:
+    bands: Bands[str] = Bands()
+    bands.add("low", 0, 0)
+    bands.take()
+    bands.charge(8 * CREDIT_NS)
+    assert bands.take() is None
+    for _ in range(50):
+        bands.add("low", 0, 0)
+        bands.add("high", 900, 0)
+    served = Counter(bands.take() for _ in range(WEIGHTS[TOP] + 1))
+    assert served == {"high": WEIGHTS[TOP], "low": 1}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(0, 40), min_size=BANDS, max_size=BANDS),
+    st.lists(st.integers(0, 40), max_size=30),
+)
+def test_g4_no_band_starves_whatever_services_cost(costs: list[int], before: list[int]) -> None:
+    """Every band always has work: each is served again before all have paid what they owe."""
+    bands: Bands[int] = Bands()
+    for cost in before:  # some history
+        bands.add(2, MIDDLE[2], 0)
+        bands.take()
+        bands.charge(cost * CREDIT_NS)
+    for band in range(BANDS):
+        for _ in range(3):
+            bands.add(band, MIDDLE[band], 0)
+    waiting = [0] * BANDS
+    rounds_max = [COST_MAX // weight + 2 for weight in WEIGHTS]
+    for _ in range(2_000):
+        taken = bands.take()
+        assert taken is not None
+        bands.charge(costs[taken] * CREDIT_NS)
+        bands.add(taken, MIDDLE[taken], 0)
+        waiting = [0 if band == taken else wait + 1 for band, wait in enumerate(waiting)]
+        for band, wait in enumerate(waiting):
+            assert wait <= rounds_max[band] * sum(WEIGHTS), (band, wait)
+
+
 def test_g2_who_waits_moves_up_and_keeps_his_place_in_time() -> None:
     bands: Bands[str] = Bands()
     bands.add("old", 0, 0)
@@ -147,6 +202,43 @@ def test_g4_nobody_waits_more_than_ten_seconds_for_the_top_band(priority: int) -
     bands.add("job", priority, 0)
     bands.age(AGE_CAP_MS)
     assert bands.depths == [0, 0, 0, 0, 1]
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.data())
+def test_g2_everybody_waits_where_his_wait_has_led_him(data: st.DataObject) -> None:
+    """Against the plain rule: at a tick each is in the band of his priority and his wait."""
+    bands: Bands[int] = Bands()
+    waiting: dict[int, tuple[int, int]] = {}  # priority, since
+    now_ms = 0
+    for number in range(data.draw(st.integers(1, 40))):
+        now_ms += data.draw(st.sampled_from((0, 1, 50, 51, 700, 2_600)))
+        priority = data.draw(st.integers(-1_000, 1_000))
+        bands.add(number, priority, now_ms)
+        waiting[number] = (priority, now_ms)
+        if data.draw(st.booleans()) and (taken := bands.take()) is not None:
+            del waiting[taken]
+        now_ms += AGING_TICK_MS
+        bands.age(now_ms)
+        expected = [0] * BANDS
+        for priority, since_ms in waiting.values():
+            waited_ms = now_ms - since_ms
+            old = waited_ms >= AGE_CAP_MS
+            expected[TOP if old else band_of(priority + age_boost(waited_ms))] += 1
+        assert bands.depths == expected
+        assert len(bands) == len(waiting) == bands.ready
+
+
+def test_aging_takes_a_small_part_of_the_time_however_many_wait() -> None:
+    bands: Bands[int] = Bands()
+    bands.age(1_000)
+    count = 2 * AGING_TICK_MS * AGED_PER_MS
+    for number in range(count):
+        bands.add(number, 249, 1_000)
+    bands.age(1_000 + AGING_TICK_MS)
+    assert bands.depths[1] == count, "not at every tick"
+    bands.age(1_000 + 2 * AGING_TICK_MS)
+    assert bands.depths[2] == count
 
 
 def test_g5_the_bottom_band_gets_no_credit_while_it_is_held() -> None:

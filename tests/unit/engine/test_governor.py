@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.engine.governor import (
+from headrace.engine.scheduling.governor import (
     COALESCE_ABOVE,
     COALESCE_MS_MAX,
     DEFER_ABOVE,

@@ -11,7 +11,7 @@ from headrace.core.errors import TopicNotFound
 from headrace.engine import listing
 from headrace.engine.engine import Engine
 from headrace.engine.names import NameIndex
-from headrace.engine.priority import effective_priority
+from headrace.engine.scheduling.priority import effective_priority
 from headrace.engine.topic_config import TopicConfig
 
 Start = Callable[..., Engine]

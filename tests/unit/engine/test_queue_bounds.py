@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from pyroaring import BitMap64
 
+from headrace.core.clock import ManualClock
 from headrace.core.errors import (
     BatchTooLarge,
     InvalidRequest,
     NotAQueue,
+    ShuttingDown,
     Throttled,
     TopicNotFound,
 )
@@ -130,7 +133,115 @@ def test_leases_that_are_over_are_not_kept_until_their_deadline(engine: Engine) 
     assert (queue.delays, queue.deliveries) == ({}, {})
 
 
+def test_jobs_of_a_claim_that_are_done_are_not_kept_with_the_one_that_is_not(
+    engine: Engine,
+) -> None:
+    make(engine)
+    add(engine, 2_000)
+    ack(engine, claim(engine, 1_000)[1:])
+    queue = engine.core.topic("jobs").queue
+    assert queue is not None
+    (grant,) = queue.leases.values()
+    assert len(grant.seqs) < 200
+    jobs = claim(engine, 1_000)
+    engine.queues.nack("jobs", "a", seqs(jobs), 1_000).result()
+    engine.delete("jobs", before_seq=2_000).result()
+    (delay,) = queue.delays.values()
+    assert len(delay.seqs) < 200
+
+
+def test_what_was_only_passed_by_counts_towards_the_bound(start: Start) -> None:
+    engine = start(jobs_out_max=10)
+    make(engine)
+    add(engine, 50)
+    jobs = claim(engine, 5)
+    queue = engine.core.topic("jobs").queue
+    assert queue is not None
+    queue.reserve(BitMap64([40]), engine.core.topic("jobs").span)
+    assert seqs(claim(engine, 50)) == [6, 7, 8, 9, 10]
+    with pytest.raises(Throttled):
+        engine.queues.claim("jobs", "b").result()
+    engine.queues.nack("jobs", "a", [7, 3]).result()
+    assert seqs(claim(engine, 50)) == [3, 7]
+    ack(engine, jobs[:2])
+    engine.queues.nack("jobs", "a", [9]).result()
+    assert seqs(claim(engine, 2)) == [9, 11]
+    assert seqs(claim(engine, 50)) == [12]
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_many_jobs_that_were_passed_by_are_free_at_once(engine: Engine, most: int) -> None:
+    make(engine, max_deliveries=most, dead_letter="dead")
+    add(engine, 3)
+    claim(engine, 3)
+    queue = engine.core.topic("jobs").queue
+    assert queue is not None
+    queue.deliveries[2] = 2
+    queue.deliveries[9] = 5
+    queue.set_free(BitMap64(range(2, 1_000_000)))
+    assert list(queue.spent) == ([2, 9] if most else [])
+    assert len(queue.free) + len(queue.spent) == 999_998
+
+
+def test_a_claim_is_refused_where_its_entry_has_no_room_and_by_an_engine_that_closes(
+    start: Start,
+) -> None:
+    engine = start()
+    make(engine)
+    add(engine, 2)
+    (shard,) = engine.core.shards
+    make(engine, "fleeting", durability="ephemeral")
+    add(engine, 1, "fleeting")
+    most, shard.pending_bytes_max = shard.pending_bytes_max, 0
+    assert seqs(claim(engine, name="fleeting")) == [1]
+    with pytest.raises(Throttled) as refused:
+        engine.queues.claim("jobs", "a").result()
+    assert refused.value.detail == {"limit": "wal_pending_bytes_max", "max": 0}
+    shard.pending_bytes_max = most
+    assert seqs(claim(engine)) == [1]
+    engine.core.closing = True
+    with pytest.raises(ShuttingDown):
+        engine.queues.claim("jobs", "a").result()
+
+
+def test_counts_for_somebody_who_only_looks_take_no_job_away(
+    engine: Engine, clock: ManualClock
+) -> None:
+    make(engine, ttl_ms=1_000)
+    add(engine, 3)
+    clock.advance(1_001)
+    topic = engine.core.topic("jobs")
+    assert engine.queues.counts_of(topic).ready == 3
+    assert topic.count == 3
+    assert engine.queues.counts("jobs").ready == 0
+    assert topic.count == 0
+
+
 # Sealed jobs
+
+
+def test_a_job_that_does_not_fit_is_not_overtaken_by_those_in_memory(start: Start) -> None:
+    engine = start(claim_bytes_max=100)
+    make(engine)
+    engine.append("jobs", Batch([b"x" * 60, b"x" * 90])).result()
+    engine.checkpoint().result()
+    engine.core.forget_blocks(engine.core.topic("jobs"))
+    engine.append("jobs", Batch([b"x" * 10])).result()
+    assert [seqs(claim(engine, 3)) for _ in range(2)] == [[1], [2, 3]]
+
+
+def test_jobs_here_and_there_in_many_files_are_read_in_order(engine: Engine) -> None:
+    make(engine)
+    for first in range(1, 301, 30):
+        add(engine, 30, first=first)
+        engine.checkpoint().result()
+    engine.core.forget_blocks(engine.core.topic("jobs"))
+    add(engine, 10, first=301)
+    jobs = claim(engine, 310)
+    engine.queues.nack("jobs", "a", seqs(jobs)[::7]).result()
+    again = claim(engine, 310)
+    assert seqs(again) == list(range(1, 311, 7))
+    assert [job.data for job in again] == [b"%d" % seq for seq in range(1, 311, 7)]
 
 
 def test_jobs_in_files_are_claimed_and_acknowledged(start: Start) -> None:

@@ -11,7 +11,7 @@ from headrace.core.errors import (
 )
 from headrace.core.runtime import StepRuntime
 from headrace.engine.engine import Engine
-from headrace.engine.queue_types import Claimed
+from headrace.engine.queues.answers import Claimed
 from tests.unit.engine.conftest import Start
 from tests.unit.engine.queue_help import add, counts, make, seqs
 
@@ -71,6 +71,20 @@ def test_h14_a_claimer_that_gave_up_gets_nothing(engine: Engine, clock: ManualCl
     gone = engine.queues.claim("jobs", "a", 4)
     stays = ask(engine, "b", 4)
     gone.abandon()
+    clock.advance(50)
+    run(engine)
+    assert len(stays[0].jobs) == 4
+
+
+def test_h14_a_worker_whose_connection_has_ended_takes_no_share(
+    engine: Engine, clock: ManualClock
+) -> None:
+    make(engine, claim_jitter_ms=50)
+    add(engine, 4)
+    connection = engine.queues.connect("jobs", lambda: False)
+    engine.queues.claim("jobs", "a", 4, connection=connection)
+    stays = ask(engine, "b", 4)
+    engine.queues.disconnect(connection)
     clock.advance(50)
     run(engine)
     assert len(stays[0].jobs) == 4

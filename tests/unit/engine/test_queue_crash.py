@@ -16,11 +16,11 @@ from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.runtime import StepRuntime, Ticket
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
-from headrace.engine.queue_moves import Redrive
-from headrace.engine.queue_types import Claimed
+from headrace.engine.queues.answers import Claimed
+from headrace.engine.queues.moves import Redrive
 from headrace.storage.block import Batch
+from headrace.testing.crash_points import CUT, KILL, Point
 from headrace.testing.diskmodel import MODES, Dice
-from headrace.testing.explore import CUT, KILL, Point
 from headrace.testing.simdisk import SimDisk
 from tests.unit.engine.queue_help import contents
 

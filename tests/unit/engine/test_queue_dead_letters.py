@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from headrace.core.clock import ManualClock
+from headrace.core.runtime import StepRuntime
 from headrace.engine.engine import Engine
+from headrace.engine.idempotency import ProducerClaim
+from headrace.engine.queues.moves import REFUSED_MS, RETRY_MS
 from headrace.storage.block import Batch
+from tests.unit.engine.conftest import Start
 from tests.unit.engine.queue_help import add, claim, claimed, contents, counts, make, seqs
 
 
@@ -92,3 +97,117 @@ def test_h11_a_job_that_cannot_be_buried_is_where_it_was(engine: Engine) -> None
     assert claim(engine, 5) == []
     assert counts(engine) == (0, 1, 0, 1)
     assert contents(engine, "dead") == [b"1"]
+
+
+def test_h11_a_topic_that_refuses_dead_letters_is_not_asked_all_the_time(
+    engine: Engine, clock: ManualClock
+) -> None:
+    make(engine, max_deliveries=1, dead_letter="dead")
+    engine.put_topic("dead", {"cap_records": 1, "discard": "reject"}).result()
+    add(engine, 1, "dead")
+    add(engine, 400)
+    engine.queues.nack("jobs", "a", seqs(claim(engine, 400))).result()
+    (shard,) = engine.core.shards
+    claim(engine)
+    asked = shard.frames_total
+    for _ in range(50):
+        assert claim(engine) == []
+    assert shard.frames_total == asked
+    for wait_ms in (REFUSED_MS, 2 * REFUSED_MS, 4 * REFUSED_MS):
+        clock.advance(wait_ms - 1)
+        claim(engine)
+        assert shard.frames_total == asked
+        clock.advance(1)
+        claim(engine)
+        assert shard.frames_total > asked
+        asked = shard.frames_total
+    engine.put_topic("dead").result()
+    assert claim(engine) == []
+    assert len(contents(engine, "dead")) == 401
+
+
+def test_h11_a_refusal_that_is_not_the_dead_letter_topics_ends_with_time(
+    start: Start, clock: ManualClock
+) -> None:
+    engine = start(max_topics=2)
+    make(engine, max_deliveries=1, dead_letter="dead")
+    add(engine, 1, "other")
+    add(engine, 1)
+    claim(engine)
+    engine.queues.nack("jobs", "a", [1]).result()
+    assert claim(engine) == []
+    engine.delete_topic("other").result()
+    clock.advance(RETRY_MS)
+    assert claim(engine) == []
+    assert contents(engine, "dead") == [b"1"]
+
+
+@pytest.mark.parametrize("durability", ["ephemeral", "disk"])
+def test_more_jobs_than_one_move_takes_are_all_buried_by_one_claim(
+    engine: Engine, clock: ManualClock, durability: str
+) -> None:
+    engine.put_topic("dead", {"durability": durability}).result()
+    make(engine, max_deliveries=1, dead_letter="dead", lease_ms=1_000, durability=durability)
+    add(engine, 2_500)
+    for _ in range(3):
+        claim(engine, 1_000)
+    clock.advance(1_001)
+    assert claim(engine) == []
+    assert isinstance(engine.runtime, StepRuntime)
+    engine.runtime.run()
+    assert contents(engine, "dead") == [b"%d" % n for n in range(1, 2_501)]
+    assert counts(engine) == (0, 0, 0, 2_500)
+
+
+def test_a_number_that_somebody_else_has_used_loses_no_job(
+    engine: Engine, clock: ManualClock
+) -> None:
+    make(engine, max_deliveries=1, dead_letter="dead")
+    add(engine, 1)
+    mine = f"moved-from:{engine.core.topic('jobs').id}"
+    engine.append("dead", [0], producer=ProducerClaim(mine, 1, 0)).result()
+    claim(engine)
+    engine.queues.nack("jobs", "a", [1]).result()
+    assert claim(engine) == []
+    assert contents(engine, "jobs") == [b"1"]
+    clock.advance(REFUSED_MS)
+    assert claim(engine) == []
+    assert contents(engine, "dead") == [b"0", b"1"]
+    assert counts(engine) == (0, 0, 0, 1)
+
+
+def test_queues_that_come_and_go_leave_room_for_the_dead_letters_of_others(start: Start) -> None:
+    engine = start(producers_per_topic_max=3)
+    for number in range(8):
+        name = f"jobs-{number}"
+        make(engine, name, max_deliveries=1, dead_letter="dead")
+        add(engine, 1, name)
+        claim(engine, name=name)
+        engine.queues.nack(name, "a", [1]).result()
+        assert claim(engine, name=name) == []
+        engine.delete_topic(name).result()
+    assert len(contents(engine, "dead")) == 8
+
+
+def test_two_queues_may_bury_into_each_other(engine: Engine) -> None:
+    make(engine, "one", max_deliveries=1, dead_letter="two")
+    make(engine, "two", max_deliveries=1, dead_letter="one")
+    add(engine, 1, "one")
+    for name, other in (("one", "two"), ("two", "one")) * 2:
+        (job,) = claim(engine, name=name)
+        engine.queues.nack(name, "a", [job.seq]).result()
+        assert claim(engine, name=name) == []
+        assert (contents(engine, name), contents(engine, other)) == ([], [b"1"])
+    (record,) = engine.read("one").result().records
+    assert msgspec.json.decode(record.meta or b"")["$dead_letter_from"] == "two"
+
+
+def test_a_dead_letter_topic_that_was_deleted_is_made_again(engine: Engine) -> None:
+    make(engine, max_deliveries=1, dead_letter="dead")
+    add(engine, 2)
+    for seq in (1, 2):
+        claim(engine)
+        engine.queues.nack("jobs", "a", [seq]).result()
+        claim(engine)
+        assert contents(engine, "dead") == [b"%d" % seq]
+        engine.delete_topic("dead").result()

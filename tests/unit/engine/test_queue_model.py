@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import settings
+from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -27,6 +27,8 @@ from tests.unit.engine.queue_help import contents
 
 SETTINGS = Settings(wal_file_bytes=1 << 16, wal_batch_bytes_max=1 << 14)
 MAX_DELIVERIES = 3
+# Of 80 steps each, on a machine that has other things to do.
+EXAMPLES_PER_SECOND = 4
 NODES = st.sampled_from(["a", "b"])
 
 
@@ -35,6 +37,7 @@ class ModelJob:
     """What is known of one job."""
 
     data: bytes
+    ts: int = 0
     deliveries: int = 0
     passed: bool = False  # was handed out before, so it goes before fresh ones
     node: str | None = None
@@ -63,6 +66,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.disk = SimDisk()
         self.seed = 0
         self.connection: int | None = None
+        self.told = True  # the log knows of leases that were there when they became durable
         self.start()
 
     def start(self) -> None:
@@ -77,19 +81,36 @@ class QueueMachine(RuleBasedStateMachine):
         durable=st.booleans(),
         dead_letter=st.booleans(),
         durability=st.sampled_from(["disk", "fsync", "memory"]),
+        cap=st.sampled_from([0, 0, 8]),
+        ttl_ms=st.sampled_from([0, 0, 4_000]),
     )
-    def make(self, durable: bool, dead_letter: bool, durability: str) -> None:
-        self.durable, self.dead_letter = durable, dead_letter
-        config = {
+    def make(
+        self, durable: bool, dead_letter: bool, durability: str, cap: int, ttl_ms: int
+    ) -> None:
+        self.durable, self.dead_letter, self.cap, self.ttl_ms = durable, dead_letter, cap, ttl_ms
+        self.config = {
             "type": "queue", "leases_durable": durable, "durability": durability,
             "max_deliveries": MAX_DELIVERIES, "dead_letter": "dead" if dead_letter else None,
+            "cap_records": cap, "ttl_ms": ttl_ms,
         }  # fmt: skip
-        self.engine.put_topic("q", config).result()
+        self.engine.put_topic("q", self.config).result()
+
+    @rule()
+    def change(self) -> None:
+        self.durable = not self.durable
+        self.told = not self.jobs
+        self.config["leases_durable"] = self.durable
+        self.engine.put_topic("q", self.config).result()
 
     def now(self) -> int:
         return self.engine.core.clock.now_ms()
 
     def tick(self) -> None:
+        if self.ttl_ms:
+            oldest = self.now() - self.ttl_ms
+            self.jobs = {seq: job for seq, job in self.jobs.items() if job.ts >= oldest}
+        if self.cap:
+            self.jobs = {seq: self.jobs[seq] for seq in sorted(self.jobs)[-self.cap :]}
         for job in self.jobs.values():
             if job.node is not None and job.deadline < self.now():
                 job.free()
@@ -106,7 +127,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.engine.append("q", Batch(data)).result()
         for item in data:
             self.head += 1
-            self.jobs[self.head] = ModelJob(item)
+            self.jobs[self.head] = ModelJob(item, self.now())
+        self.tick()
 
     @rule(
         target=held,
@@ -120,6 +142,7 @@ class QueueMachine(RuleBasedStateMachine):
         if worker and self.connection is None:
             self.connection = self.engine.queues.connect("q", lambda: False)
         connection = self.connection if worker else None
+        self.told = True
         answer = self.engine.queues.claim("q", node, count, lease_ms, connection=connection)
         result = answer.result()
         idle = {s: j for s, j in self.jobs.items() if j.node is None and not j.delayed_until}
@@ -145,6 +168,7 @@ class QueueMachine(RuleBasedStateMachine):
     def ack(self, node: str, jobs: list[tuple[int, str]], named: bool) -> None:
         self.tick()
         seqs, ids = [seq for seq, _ in jobs], [lease for _, lease in jobs]
+        self.told = True
         answer = self.engine.queues.ack("q", node, seqs, ids if named else None).result()
         mine = [seq for seq, lease in jobs if self.mine(node, seq, lease if named else None)]
         assert answer.acked == len(mine)
@@ -156,6 +180,7 @@ class QueueMachine(RuleBasedStateMachine):
     def nack(self, node: str, jobs: list[tuple[int, str]], delay_ms: int) -> None:
         self.tick()
         seqs, ids = [seq for seq, _ in jobs], [lease for _, lease in jobs]
+        self.told = True
         answer = self.engine.queues.nack("q", node, seqs, delay_ms, ids).result()
         mine = [seq for seq, lease in jobs if self.mine(node, seq, lease)]
         assert answer.nacked == len(mine)
@@ -167,6 +192,7 @@ class QueueMachine(RuleBasedStateMachine):
     def extend(self, node: str, jobs: list[tuple[int, str]], lease_ms: int) -> None:
         self.tick()
         seqs, ids = [seq for seq, _ in jobs], [lease for _, lease in jobs]
+        self.told = True
         answer = self.engine.queues.extend("q", node, seqs, lease_ms, ids).result()
         mine = [seq for seq, lease in jobs if self.mine(node, seq, lease)]
         assert sorted(answer.deadlines) == sorted(mine)
@@ -175,6 +201,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(part=st.floats(0, 1))
     def delete(self, part: float) -> None:
+        self.tick()
         before = int(self.head * part / 2)
         self.engine.delete("q", before_seq=before).result()
         self.jobs = {seq: job for seq, job in self.jobs.items() if seq >= before}
@@ -197,6 +224,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def checkpoint(self) -> None:
         self.engine.checkpoint().result()
+        self.told = True
 
     @rule(how=st.sampled_from(["kill", "close"]))
     def restart(self, how: str) -> None:
@@ -212,8 +240,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.clock.set_wall(before)  # engine time goes on
         self.start()
         for job in self.jobs.values():
-            if not self.durable or job.worker:
+            if not self.durable or job.worker or not (self.told or how == "close"):
                 job.free()
+        self.told = True
         self.tick()
 
     @invariant()
@@ -243,6 +272,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         assert set(queue.held) == queue.leases.keys() | queue.delays.keys()
         assert len(queue.held) == len(queue.leases) + len(queue.delays)
+        assert not queue.unreadable
         places = [set(queue.held), set(queue.free), set(queue.spent), set(queue.busy)]
         assert sum(map(len, places)) == len(set().union(*places))
         assert set().union(*places) == {seq for seq in self.jobs if seq <= queue.cursor}
@@ -261,7 +291,9 @@ def test_a_queue_behaves_as_the_model_does() -> None:
 
 
 @pytest.mark.long
-def test_a_queue_behaves_as_the_model_does_for_long() -> None:
+def test_a_queue_behaves_as_the_model_does_for_long(sweep) -> None:  # type: ignore[no-untyped-def]
+    examples = max(50, int(sweep.seconds * EXAMPLES_PER_SECOND))
     run_state_machine_as_test(
-        QueueMachine, settings=settings(max_examples=3_000, stateful_step_count=80, deadline=None)
+        seed(sweep.seed)(QueueMachine),
+        settings=settings(max_examples=examples, stateful_step_count=80, deadline=None),
     )

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from headrace.engine.queue_order import Span, live_after, shares, up_to
+from headrace.engine.queues.order import Span, live_after, shares, up_to
 
 SEQS = st.integers(0, 60)
 

@@ -7,7 +7,12 @@ import pytest
 from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.errors import HeadraceError, NotReady
 from headrace.core.runtime import StepRuntime
+from headrace.engine import recovery
+from headrace.engine.core_state import Core
 from headrace.engine.engine import Engine
+from headrace.engine.queues.replay import replay_event
+from headrace.engine.topic import Topic
+from headrace.storage.frame import QueueEvent
 from headrace.testing.faultfs import Fault, FaultFilesystem, FaultPlan
 from headrace.testing.simdisk import SimDisk
 from tests.unit.engine.conftest import Start
@@ -312,3 +317,151 @@ def test_a_move_under_way_survives_the_checkpoint_that_drops_its_entries(start: 
     assert contents(engine, "dead") == [b"1"]
     assert contents(engine, "jobs") == [b"2"]
     assert counts(engine) == (1, 0, 0, 1)
+
+
+def test_a_stuck_move_ends_with_its_topic(start: Start, clock: ManualClock) -> None:
+    engine = stuck_move(start, SimDisk(), FullPlan())
+    engine.delete_topic("jobs").result()
+    clock.advance(5_001)
+    run(engine)
+    engine.checkpoint().result()
+    assert contents(engine, "dead") == [b"1"]
+    assert "jobs" not in engine.core.by_name
+
+
+# Leases whose topic changes
+
+
+def test_h12_leases_that_are_durable_no_more_end_with_the_process(
+    engine: Engine, again: Start
+) -> None:
+    make(engine, leases_durable=True)
+    add(engine, 3)
+    claim(engine, 3)
+    engine.queues.nack("jobs", "a", [2], 60_000).result()
+    make(engine, leases_durable=False)
+    engine.queues.nack("jobs", "a", [1]).result()
+    engine = again(engine)
+    assert counts(engine) == (3, 0, 0, 0)
+    assert [job.deliveries for job in claim(engine, 3)] == [2, 2, 2]
+
+
+def test_h13_leases_that_become_durable_are_told_to_the_log(engine: Engine, again: Start) -> None:
+    make(engine)
+    add(engine, 4)
+    jobs = claim(engine) + claim(engine) + claim(engine, 1, "b")
+    engine.queues.nack("jobs", "b", [3], 60_000).result()
+    make(engine, leases_durable=True)
+    (shard,) = engine.core.shards
+    frames = shard.frames_total
+    engine.queues.extend("jobs", "a", [1], 60_000).result()
+    assert shard.frames_total == frames + 3  # leases, delays, the extend
+    engine = again(engine)
+    assert counts(engine) == (1, 2, 1, 0)
+    assert ack(engine, jobs[:2]).acked == 2
+    assert [(job.seq, job.deliveries) for job in claim(engine, 9)] == [(4, 1)]
+
+
+def test_h13_what_was_given_back_while_nobody_wrote_it_down_is_free(
+    engine: Engine, again: Start
+) -> None:
+    make(engine, leases_durable=True)
+    add(engine, 2)
+    jobs = claim(engine, 2)
+    make(engine)
+    engine.queues.nack("jobs", "a", [1]).result()
+    make(engine, leases_durable=True)
+    engine.queues.extend("jobs", "a", [2], 60_000).result()
+    engine = again(engine)
+    assert counts(engine) == (1, 1, 0, 0)
+    assert ack(engine, jobs).skipped == [1]
+
+
+def test_h13_leases_that_were_not_durable_for_a_moment_are_told_to_the_log_again(
+    engine: Engine, again: Start
+) -> None:
+    make(engine, leases_durable=True)
+    add(engine, 2)
+    jobs = claim(engine, 1)
+    make(engine)
+    make(engine, leases_durable=True)
+    assert seqs(claim(engine, 1, "b")) == [2]
+    engine = again(engine)
+    assert counts(engine) == (0, 2, 0, 0)
+    assert ack(engine, jobs).acked == 1
+
+
+def test_a_queue_that_takes_a_name_again_knows_nothing_of_the_old_leases(
+    engine: Engine, again: Start
+) -> None:
+    make(engine, leases_durable=True)
+    add(engine, 2)
+    old = claim(engine, 2)
+    engine.delete_topic("jobs").result()
+    make(engine, leases_durable=True)
+    add(engine, 2)
+    assert ack(engine, old).skipped == [1, 2]
+    new = claim(engine, 1)
+    assert new[0].deliveries == 1
+    assert ack(engine, old).skipped == [1, 2]
+    engine = again(engine)
+    assert counts(engine) == (1, 1, 0, 0)
+    assert ack(engine, old).skipped == [1, 2]
+    assert ack(engine, new).acked == 1
+
+
+def test_the_replay_of_jobs_that_are_done_takes_no_memory(
+    engine: Engine, kill: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 0
+
+    def replay(core: Core, topic: Topic, event: QueueEvent) -> None:
+        nonlocal most
+        replay_event(core, topic, event)
+        assert topic.queue is not None
+        most = max(most, len(topic.queue.deliveries))
+
+    monkeypatch.setattr(recovery, "replay_event", replay)
+    make(engine)
+    add(engine, 1_000)
+    for _ in range(50):
+        ack(engine, claim(engine, 20))
+    kill(engine)
+    assert most == 20
+
+
+def test_h6_a_lease_that_was_given_again_is_stale_after_a_start_too(
+    engine: Engine, again: Start, clock: ManualClock
+) -> None:
+    make(engine, leases_durable=True, lease_ms=1_000)
+    add(engine, 2)
+    old = claim(engine, 2)
+    clock.advance(1_001)
+    new = claim(engine, 1, lease_ms=60_000)
+    engine = again(engine)
+    engine.queues._claims._tokens = 7  # at random, in every process
+    new += claim(engine, 1, lease_ms=60_000)
+    assert [job.deliveries for job in new] == [2, 2]
+    ids = [job.lease_id for job in old]
+    assert ack(engine, old).skipped == [1, 2]
+    assert engine.queues.nack("jobs", "a", [1, 2], 0, ids).result().skipped == [1, 2]
+    assert engine.queues.extend("jobs", "a", [1, 2], 100, ids).result().skipped == [1, 2]
+    assert ack(engine, new).acked == 2
+
+
+def test_h8_delayed_jobs_come_back_in_their_time_and_lowest_first_after_a_start(
+    engine: Engine, again: Start, clock: ManualClock
+) -> None:
+    make(engine, leases_durable=True)
+    add(engine, 5)
+    claim(engine, 4)
+    for seq, delay_ms in ((4, 1_000), (1, 3_000), (2, 2_000), (3, 2_000)):
+        engine.queues.nack("jobs", "a", [seq], delay_ms).result()
+    engine = again(engine)
+    assert counts(engine) == (1, 0, 4, 0)
+    clock.advance(1_000)
+    assert seqs(claim(engine, 1)) == [4]
+    clock.advance(1_000)
+    assert seqs(claim(engine, 9)) == [2, 3, 5]
+    clock.advance(1_000)
+    assert seqs(claim(engine, 9)) == [1]

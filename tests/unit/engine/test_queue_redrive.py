@@ -9,7 +9,7 @@ from headrace.core.errors import TopicFull, TopicNotFound
 from headrace.core.runtime import StepRuntime
 from headrace.engine.deleting import TagMatch
 from headrace.engine.engine import Engine
-from headrace.engine.queue_moves import Redrive, Redriven
+from headrace.engine.queues.moves import Redrive, Redriven
 from headrace.storage.block import Batch
 from tests.unit.engine.conftest import Start
 from tests.unit.engine.queue_help import add, claim, contents, counts, make
@@ -80,6 +80,15 @@ def test_what_has_nowhere_to_go_stays(engine: Engine) -> None:
     assert redrive(engine, allowed=lambda _name: False).moved == 0
 
 
+@pytest.mark.parametrize("value", [b"1e999", b'"\xff"', b"[" * 900 + b"]" * 900])
+def test_a_meta_that_makes_no_sense_hinders_nobody(engine: Engine, value: bytes) -> None:
+    bury(engine, 1)
+    metas: list[bytes | None] = [b'{"$dead_letter_from":%s}' % value, b'{"k":%s}' % value]
+    engine.append("dead", Batch([b"x"] * 2, metas=metas)).result()
+    assert redrive(engine, meta={"k": 1}).moved == 0
+    assert (redrive(engine).moved, contents(engine, "jobs")) == (1, [b"jobs 0"])
+
+
 def test_a_source_that_is_full_keeps_them_where_they_are(engine: Engine) -> None:
     bury(engine, 2)
     engine.put_topic("jobs", {"type": "queue", "cap_records": 1, "discard": "reject"}).result()
@@ -148,3 +157,10 @@ def test_a_job_that_dies_again_says_so_again(engine: Engine) -> None:
     (record,) = engine.read("dead").result().records
     assert msgspec.json.decode(record.meta or b"")["$dead_letter_src_seq"] == "2"
     assert counts(engine)[3] == 2
+
+
+def test_beyond_the_last_dead_letter_there_is_nothing(engine: Engine) -> None:
+    bury(engine, 2)
+    answer = redrive(engine, from_seq=(1 << 64) - 1)
+    assert (answer.moved, answer.next_from_seq, answer.done) == (0, 2, True)
+    assert len(contents(engine, "dead")) == 2

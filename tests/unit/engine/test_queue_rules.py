@@ -9,7 +9,7 @@ import pytest
 from headrace.core.clock import ManualClock
 from headrace.core.runtime import StepRuntime
 from headrace.engine.engine import Engine
-from headrace.engine.router_state import RouterOptions
+from headrace.engine.routers.state import RouterOptions
 from headrace.storage.block import Batch
 from tests.unit.engine.conftest import Start
 from tests.unit.engine.queue_help import ack, add, claim, contents, counts, make, seqs

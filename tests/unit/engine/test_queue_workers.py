@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from headrace.core.clock import ManualClock
-from headrace.core.errors import HeadraceError, NotAQueue, TopicNotFound
+from headrace.core.errors import HeadraceError, NotAQueue, TopicFull, TopicNotFound
 from headrace.core.runtime import StepRuntime
 from headrace.engine.engine import Engine
-from headrace.engine.queue_types import Job
+from headrace.engine.queues.answers import Job
 from tests.unit.engine.queue_help import add, claim, counts, make, seqs
 
 
@@ -284,3 +284,41 @@ def test_a_worker_whose_job_was_deleted_has_room_again(engine: Engine) -> None:
     assert engine.queues.ack("jobs", "w", [1]).result().skipped == [1]
     run(engine)
     assert seqs(worker.jobs) == [1, 2]
+
+
+def test_workers_that_come_and_go_leave_nothing_behind(engine: Engine, clock: ManualClock) -> None:
+    make(engine, lease_ms=86_400_000)
+    add(engine, 1)
+    claim(engine)
+    topic = engine.core.topic("jobs")
+    assert isinstance(engine.runtime, StepRuntime)
+    timers = len(engine.runtime._timers._heap)
+    for _ in range(20):
+        worker = Worker(engine, "w")
+        run(engine)
+        engine.queues.disconnect(worker.connection)
+    assert len(topic.waiters or ()) == 1
+    assert len(engine.runtime._timers._heap) == timers + 1
+    add(engine, 1, first=2)
+    worker = Worker(engine, "w")
+    run(engine)
+    assert seqs(worker.jobs) == [2]
+    engine.queues.disconnect(worker.connection)
+    engine.delete_topic("jobs").result()
+    assert engine.queues._workers._benches == {}
+
+
+def test_a_job_that_could_not_go_back_is_pushed_again(engine: Engine) -> None:
+    make(engine, "jobs")
+    make(engine, "source", max_deliveries=1, dead_letter="jobs", cap_records=1, discard="reject")
+    add(engine, 1, "source")
+    claim(engine, name="source")
+    engine.queues.nack("source", "a", [1]).result()
+    claim(engine, name="source")
+    add(engine, 1, "source")
+    ticket = engine.queues.redrive("jobs")
+    worker = Worker(engine, "w")
+    with pytest.raises(TopicFull):
+        ticket.result()
+    run(engine)
+    assert seqs(worker.jobs) == [1]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.engine.engine import Engine
-from headrace.engine.router_replay import RouterReplay
+from headrace.engine.routers.replay import RouterReplay
 from tests.unit.engine.router_helpers import Restart, data, records, route, run, write
 
 

@@ -18,7 +18,7 @@ from headrace.core.runtime import StepRuntime
 from headrace.core.settings import Settings
 from headrace.engine.deleting import TagMatch
 from headrace.engine.engine import Engine
-from headrace.engine.router_state import AT_LEAST_ONCE, EXACTLY_ONCE, RouterOptions
+from headrace.engine.routers.state import AT_LEAST_ONCE, EXACTLY_ONCE, RouterOptions
 from headrace.storage.block import Batch
 from headrace.testing.simdisk import SimDisk
 

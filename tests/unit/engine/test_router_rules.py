@@ -13,7 +13,7 @@ from headrace.engine import checkpoint
 from headrace.engine.core_state import Core
 from headrace.engine.deleting import TagMatch
 from headrace.engine.engine import Engine
-from headrace.engine.router_state import EXACTLY_ONCE
+from headrace.engine.routers.state import EXACTLY_ONCE
 from headrace.engine.seal import Capture, capture
 from headrace.engine.topic import Topic
 from headrace.storage.block import Batch

@@ -10,9 +10,10 @@ from headrace.core.clock import ManualClock
 from headrace.core.errors import Throttled
 from headrace.core.runtime import StepRuntime
 from headrace.engine.admission import Append
-from headrace.engine.bands import AGE_CAP_MS
 from headrace.engine.engine import Engine
-from headrace.engine.governor import (
+from headrace.engine.live import Feed, Follower, LiveHub
+from headrace.engine.scheduling.bands import AGE_CAP_MS
+from headrace.engine.scheduling.governor import (
     COALESCE_ABOVE,
     COALESCE_MS_MAX,
     DEFER_ABOVE,
@@ -25,10 +26,11 @@ from headrace.engine.governor import (
     SHED_FROM,
     WIDEN_ABOVE,
     WINDOW_MS_MAX,
+    Load,
 )
-from headrace.engine.live import Feed, Follower, LiveHub
-from headrace.engine.turns import Job
+from headrace.engine.scheduling.turns import Job
 from headrace.storage.block import Batch
+from tests.unit.engine.queue_help import add, claim, make
 
 Start = Callable[..., Engine]
 LITTLE = 0.01
@@ -327,8 +329,10 @@ def test_g5_disable_backpressure_is_honoured(start: Start) -> None:
     fill(engine, 3)
     bypassing = Append(disable_backpressure=True)
     ticket = engine.append_batch("t", Batch([b"1"]), bypassing)
-    assert ticket.result().last_seq == 5
-    assert engine.core.throttle.bypassed_total == 1
+    same = engine.append("t", [1], disable_backpressure=True)
+    assert isinstance(engine.append("t", [1]).error, Throttled)
+    assert (ticket.result().last_seq, same.result().last_seq) == (5, 6)
+    assert engine.core.throttle.bypassed_total == 2
 
 
 def test_a_refused_append_creates_no_topic(start: Start) -> None:
@@ -346,6 +350,31 @@ def test_a_refused_append_creates_no_topic(start: Start) -> None:
     run(engine)
     run(engine, round(WINDOW_MS_MAX))
     assert created.result().created
+
+
+def test_a_job_is_buried_however_great_the_pressure(start: Start, clock: ManualClock) -> None:
+    """It is the queue's own doing, and no client could wait and try again."""
+    engine = start(wal_queue_depth_max=1)
+    make(engine, max_deliveries=1, dead_letter="dead", lease_ms=1_000)
+    add(engine, 1)
+    for name in ("dead", "t"):
+        engine.append(name, [0]).result()
+    claim(engine)
+    clock.advance(1_001)
+    sustain(engine, 1.0)
+    left = 50
+
+    def fill_again(_: object = None) -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            engine.append("t", [1], disable_backpressure=True).when_done(fill_again)
+
+    fill_again()  # so the log is full as long as it lasts
+    assert engine.queues.claim("jobs", "a", 1).result().jobs == []
+    assert left > 0
+    assert engine.queues.counts("jobs").dead_lettered == 1
+    assert engine.topic("dead").head_seq == 2
 
 
 def test_a_repeat_is_answered_however_great_the_pressure(start: Start) -> None:
@@ -385,6 +414,56 @@ def test_the_loop_is_measured(engine: Engine, clock: ManualClock) -> None:
         run(engine, LOOK_MS)
     assert governor.pressure < COALESCE_ABOVE
     assert not any(governor.rungs().values())
+
+
+def test_a_process_that_slept_is_calm_within_a_second_and_refuses_nothing(
+    engine: Engine, clock: ManualClock
+) -> None:
+    engine.govern()
+    run(engine, LOOK_MS)
+    engine.core.turns.ask()
+    clock.advance(3_600_000)  # stopped, or without a processor
+    run(engine)
+    governor = engine.core.throttle.governor
+    assert not governor.rungs()["defer"] and not governor.rungs()["shed"]
+    for _ in range(10):
+        run(engine, LOOK_MS)
+    assert not any(governor.rungs().values())
+
+
+@pytest.mark.parametrize("jump_ms", [-10_000_000, 10_000_000])
+def test_a_jump_of_the_wall_clock_is_no_pressure_and_changes_no_priority(
+    engine: Engine, clock: ManualClock, jump_ms: int
+) -> None:
+    engine.append("t", [1]).result()
+    engine.touch("t")
+    engine.govern()
+    run(engine, LOOK_MS)
+    before = engine.topic("t").effective_priority
+    clock.jump(jump_ms)
+    run(engine)
+    assert engine.topic("t").effective_priority == before > 0
+    run(engine, LOOK_MS)
+    assert engine.core.throttle.governor.pressure == 0
+    assert engine.core.throttle.governor.entered_total["coalesce"] == 0
+
+
+def test_looks_go_on_although_one_has_failed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a server that refuses appends would refuse them for ever."""
+    engine.govern()
+    looks: list[Load] = []
+
+    def apply(load: Load) -> None:
+        looks.append(load)
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(engine.core.throttle, "apply", apply)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            run(engine, LOOK_MS)
+    assert len(looks) == 3
 
 
 def test_nothing_is_governed_after_the_end(start: Start) -> None:

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from headrace.core.clock import ManualClock
 from headrace.core.runtime import StepRuntime
-from headrace.engine.bands import AGE_CAP_MS, TOP, WEIGHTS
-from headrace.engine.turns import (
+from headrace.engine.scheduling.bands import AGE_CAP_MS, TOP, WEIGHTS
+from headrace.engine.scheduling.turns import (
     SLICE_NS,
     UNRANKED_MAX,
     VISIT_STEP_MS,
@@ -307,6 +307,74 @@ def test_to_hold_jobs_back_is_no_reason_to_hold_them_back() -> None:
     turns.look_after_held()
     runtime.run()
     assert turns.mean_wait_ns() == 0
+
+
+def test_g2_a_job_that_is_asked_for_all_the_time_still_ages() -> None:
+    clock, runtime, turns, _ = started()
+    order: list[int] = []
+    turns.defer(True)
+    low = Ranked(-1, noting(order))
+    for _ in range(AGE_CAP_MS // 100):
+        turns.enqueue(low)
+        turns.wake(low)
+        turns.look_after_held()
+        runtime.run()
+        assert order == []
+        clock.advance(100)
+    turns.look_after_held()
+    runtime.run()
+    assert order == [-1]
+
+
+class Heard(Ranked):
+    """A job that notes when it is told that it has to wait."""
+
+    __slots__ = ("told",)
+
+    def __init__(self, rank: int, do: Callable[[Worker], bool]) -> None:
+        super().__init__(rank, do)
+        self.told: list[int] = []
+
+    def held(self, ms_max: int) -> None:
+        self.told.append(ms_max)
+        if self.do is broken:
+            raise RuntimeError("broken on purpose")
+
+
+def broken(_worker: Worker) -> bool:
+    raise AssertionError("never served")
+
+
+def test_who_is_held_is_told_once_for_each_wait() -> None:
+    clock, runtime, turns, _ = started()
+    turns.defer(True)
+    job = Heard(-1, noting([]))
+    turns.enqueue(job)
+    runtime.run()
+    turns.look_after_held()
+    turns.look_after_held()
+    assert job.told == [AGE_CAP_MS]
+    clock.advance(AGE_CAP_MS)
+    # It is served between two looks, and held again before the next one.
+    turns.enqueue(Ranked(0, noting([])))
+    runtime.run()
+    assert job.steps == 1
+    turns.enqueue(job)
+    runtime.run()
+    turns.look_after_held()
+    assert job.told == [AGE_CAP_MS, AGE_CAP_MS]
+
+
+def test_who_fails_when_he_is_told_keeps_nobody_from_hearing() -> None:
+    _, runtime, turns, _ = started()
+    turns.defer(True)
+    bad, good = Heard(-1, broken), Heard(-1, noting([]))
+    for job in (bad, good):
+        turns.enqueue(job)
+    runtime.run()
+    turns.look_after_held()
+    assert (bad.failed, good.failed) == (True, False)
+    assert good.told == [AGE_CAP_MS]
 
 
 def test_waits_are_measured_and_bounded() -> None:

@@ -67,6 +67,20 @@ def test_only_the_body_and_its_length_may_differ(served: Served, taken: list[boo
     assert taken == [True] * 4
 
 
+def test_two_heads_in_turn_are_both_remembered(served: Served, taken: list[bool]) -> None:
+    other = FIRST.replace(b"/echo?a", b"/other").replace(b": 5", b": 3").replace(b"hello", b"you")
+    third = FIRST.replace(b"X: 1", b"X: 3")
+    in_turn = [FIRST, other] * 3
+    alone = {one: answers(served, one)[0] for one in (FIRST, other, third)}
+    del taken[:]
+    assert answers(served, *in_turn) == [alone[one] for one in in_turn]
+    assert taken.count(True) == 4, "all but the first two"
+    del taken[:]
+    many = [*in_turn, third, third, FIRST, third, FIRST]
+    assert answers(served, *many) == [alone[one] for one in many]
+    assert taken.count(True) == 4 + 3, "a third takes the place of the oldest"
+
+
 ALIKE = [
     FIRST.replace(b"X: 1", b"X: 2"),
     FIRST.replace(b"X: 1", b"x: 1"),

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import pytest
 
 from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.errors import HeadraceError, Internal, NotReady
-from headrace.core.runtime import StepRuntime
+from headrace.core.runtime import Done, StepRuntime
 from headrace.storage.frame import ENTRY_STATE, PAGE_BYTES, State, decode_control, encode_control
 from headrace.storage.fs import Filesystem
 from headrace.storage.scan import scan_all
 from headrace.storage.wal import WalShard
-from headrace.storage.wal_file import (
-    discover,
-    file_path,
-    first_position,
-    removable,
-    shard_directory,
-)
+from headrace.storage.wal_file import discover, file_path, first_position
 from headrace.testing.faultfs import Fault, FaultFilesystem, FaultPlan
 from headrace.testing.simdisk import SimDisk
 
@@ -42,13 +37,26 @@ class Entry:
         self._log.settled.append(self.number)
 
 
+class LateNewsRuntime(StepRuntime):
+    """What a lane has done is heard of a step later, as with real threads."""
+
+    def submit(self, lane: str, work: Callable[[], object], done: Done) -> None:
+        super().submit(lane, work, lambda value, error: self.soon(lambda: done(value, error)))
+
+
 class Log:
     """A shard on a disk, with the entries staged so far."""
 
-    def __init__(self, fs: Filesystem | None = None, *, file_bytes: int = 64 << 10) -> None:
+    def __init__(
+        self,
+        fs: Filesystem | None = None,
+        *,
+        file_bytes: int = 64 << 10,
+        runtime: type[StepRuntime] = StepRuntime,
+    ) -> None:
         self.disk = fs or SimDisk()
         self.clock = ManualClock()
-        self.runtime = StepRuntime(self.clock)
+        self.runtime = runtime(self.clock)
         self.entries: list[Entry] = []
         self.settled: list[int] = []
         self._number = 0
@@ -229,6 +237,24 @@ def test_the_log_rotates_by_size() -> None:
     files = discover(log.disk)["wal"]
     assert files == sorted(files) and len(files) >= 5
     assert survivors(log) == list(range(40))
+
+
+def test_a_file_left_during_a_sync_is_synced_to_its_end() -> None:
+    """A sync knows a file up to where it was when the sync began, and no further."""
+    log = Log(runtime=LateNewsRuntime)
+    log.stage(sync=True)
+    log.runtime.step()  # the write; the sync is asked for
+    log.runtime.step()  # the sync; nobody has heard of it
+    log.stage(size=5_000)
+    log.shard.flush()  # into the same file
+    log.stage(size=56_000)
+    log.shard.flush()  # into the next
+    log.run()
+    log.stage(sync=True)
+    log.run()
+    assert all(entry.settled for entry in log.entries)
+    assert log.shard.rotations_total > 0
+    assert survivors(log) == [0, 1, 2, 3]
 
 
 def test_an_entry_larger_than_a_file_is_written_whole() -> None:
@@ -449,39 +475,3 @@ def test_without_a_spare_file_a_bare_one_is_made() -> None:
     switch.on = False
     log.run(100)
     assert numbers(disk.image(disk.position, "none", 0)) == [0, 1, 2]
-
-
-# Names
-
-
-def test_shards_have_their_directories() -> None:
-    assert shard_directory(0, 1) == "wal"
-    assert [shard_directory(n, 3) for n in range(3)] == [
-        "wal/shard-00", "wal/shard-01", "wal/shard-02",
-    ]  # fmt: skip
-    assert file_path("wal/shard-01", 42) == "wal/shard-01/wal-0000000000000042.log"
-
-
-def test_discover_finds_log_files_and_nothing_else() -> None:
-    disk = SimDisk()
-    assert discover(disk) == {}
-    disk.mkdir("wal/shard-02")
-    for path in ("wal/wal-0000000000000007.log", "wal/wal-7.log", "wal/x.tmp"):
-        disk.create(path)
-    disk.create("wal/shard-02/wal-0000000000000010.log")
-    disk.create("wal/shard-02/wal-0000000000000009.log")
-    assert discover(disk) == {"wal": [7], "wal/shard-02": [9, 10]}
-
-
-def test_only_files_before_the_replay_position_are_removable() -> None:
-    log = Log()
-    for _ in range(30):
-        log.stage(sync=True, size=8_000)
-        log.run()
-    paths = [file_path("wal", n) for n in discover(log.disk)["wal"]]
-    bases = [first_position(log.disk, path) for path in paths]
-    used = [(path, base) for path, base in zip(paths, bases, strict=True) if base is not None]
-    assert removable(log.disk, {"wal": 0}, 0) == []
-    for index, (_, base) in enumerate(used):
-        assert removable(log.disk, {"wal": base}, 0) == [path for path, _ in used[:index]]
-    assert removable(log.disk, {}, 3) == paths[:2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+from headrace.core.clock import NS_PER_MS
 from headrace.core.errors import Internal
 from headrace.testing.faultfs import Fault, FaultFilesystem, FaultPlan
 from headrace.testing.simdisk import SimDisk
@@ -67,6 +68,28 @@ def test_what_comes_while_a_window_sync_runs_waits_for_the_next() -> None:
     assert late and not late[0].settled, "by a sync that had begun before it was written"
     log.run(5)
     assert late[0].settled and log.shard.windows_total == 2
+
+
+def test_what_is_said_to_be_put_off_is_the_window_and_not_the_sync_before_it() -> None:
+    armed: list[Log] = []
+    late: list[Entry] = []
+
+    def slow(_operation: str, _path: str) -> None:
+        for log in armed:
+            armed.clear()
+            late.append(log.stage(sync=True))
+            log.shard.flush()
+            log.clock.advance(30)
+
+    plan = FaultPlan(Fault("sync_data", 1, "call", forever=True, after=True, hook=slow))
+    log = Log(FaultFilesystem(SimDisk(), plan))
+    log.shard.widen(5)
+    armed.append(log)
+    log.stage(sync=True)
+    log.run(5)
+    assert log.shard.window_wait_ns == 5 * NS_PER_MS
+    log.run(5)
+    assert late[0].settled and log.shard.window_wait_ns == 5 * NS_PER_MS
 
 
 def test_a_window_that_closes_lets_go_of_whom_it_kept() -> None:

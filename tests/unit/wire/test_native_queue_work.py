@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.engine.queue_types import QueueCounts
+from headrace.engine.queues.answers import QueueCounts
 from headrace.storage.block import KIND_BYTES, Batch
 from headrace.wire.native_queue import queue_routes
 from headrace.wire.native_queue_work import RETRY_MS, STEP_JOBS_MAX

@@ -165,6 +165,14 @@ def test_somebody_else_can_load_it(made: dict[str, Any]) -> None:
         ("RouterBody", {"source": "a", "dest": "b", "filter": "x" * 257}),
         ("RouterBody", {"source": "a", "dest": "b", "guarantee": "perhaps"}),
         ("RouterBody", {"source": "a", "dest": "b", "backfill": -1}),
+        ("RouterBody", {"source": "a", "dest": "b", "backfill": 1 << 64}),
+        ("RouterBody", {"source": "a", "dest": "b", "filter": ["tag", "Eq", "x" * 257]}),
+        ("ClaimBody", {"node": ""}),
+        ("ClaimBody", {"node": "w", "max": 1 << 64}),
+        ("AckBody", {"node": "w", "seqs": [1] * 1_001}),
+        ("AckBody", {"node": "w", "seqs": [1], "lease_ids": ["lease_"]}),
+        ("ExtendBody", {"node": "w", "seqs": [1]}),
+        ("RedriveBody", {"match": ["tag", "Glob", "x"]}),
     ],
 )
 def test_what_a_server_refuses_is_not_in_the_schema(
@@ -192,6 +200,11 @@ def test_what_a_server_refuses_is_not_in_the_schema(
         ("RouterBody", {"source": "a", "dest": "b", "filter": ["tag", "Eq", "x"]}),
         ("RouterBody", {"source": "a", "dest": "b", "filter": None, "backfill": True}),
         ("RouterBody", {"source": "a", "dest": "b", "guarantee": None, "preserve_tag": None}),
+        ("RouterBody", {"source": "a", "dest": "b", "backfill": (1 << 64) - 1}),
+        ("ClaimBody", {"node": "w", "max": 0, "lease_ms": None, "later": 1}),
+        ("AckBody", {"node": "w", "seqs": [], "lease_ids": None}),
+        ("NackBody", {"node": "w", "seqs": [1, 1], "lease_ids": ["", "lease_1f"]}),
+        ("RedriveBody", {}),
     ],
 )
 def test_what_a_server_takes_is_in_the_schema(

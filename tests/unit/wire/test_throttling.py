@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
+import pyarrow as pa
 import pytest
 
-from headrace.engine.bands import AGE_CAP_MS
-from headrace.engine.governor import DEFER_AFTER_MS, RETRY_AFTER_MS
+from headrace.core.errors import Throttled
+from headrace.engine.scheduling.bands import AGE_CAP_MS
+from headrace.engine.scheduling.governor import DEFER_AFTER_MS, RETRY_AFTER_MS
+from headrace.wire.exchange import ARROW_STREAM
 from headrace.wire.metrics_engine import watch_engine
+from headrace.wire.native import TOPICS
 from headrace.wire.native_routes import NativeApi
 from headrace.wire.pressure import ResponseMemory
 from headrace.wire.routes import RouteTable
@@ -108,14 +113,48 @@ def test_disable_backpressure_in_a_body(busy: Busy) -> None:
     assert accepted.status == 200
 
 
+@pytest.mark.parametrize(
+    ("ms", "seconds"), [(0, b"1"), (1, b"1"), (1_000, b"1"), (1_001, b"2"), (2_500, b"3")]
+)
+def test_the_header_has_whole_seconds_and_is_never_too_early(ms: int, seconds: bytes) -> None:
+    refused = Throttled("busy", fix="wait", detail={"retry_after_ms": ms})
+    status, body, _, headers = TOPICS.failure(refused)
+    assert status == 429 and dict(headers)[b"retry-after"] == seconds
+    assert msgspec.json.decode(body)["error"]["detail"]["retry_after_ms"] == ms
+
+
+def test_a_cap_says_to_try_again_in_a_second(start: StartLive) -> None:
+    busy = Busy(start(max_topics=1))
+    busy.live.append("t", 0)
+    refused = busy.post("another")
+    assert (refused.status, refused.reply_headers[b"retry-after"]) == (429, b"1")
+
+
+@pytest.mark.parametrize("sent", [None, False, True])
+def test_disable_backpressure_of_an_arrow_append(busy: Busy, sent: bool | None) -> None:
+    sink = pa.BufferOutputStream()
+    table = pa.table({"data": ["1"]})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write(table)
+    busy.under(1.0)
+    busy.fill()
+    query = "" if sent is None else f"?disable_backpressure={str(sent).lower()}"
+    body = sink.getvalue().to_pybytes()
+    asked = busy.live.ask("POST", f"/v0/topics/t{query}", body, content_type=ARROW_STREAM.decode())
+    busy.live.run()
+    assert asked.status == (200 if sent else 429)
+
+
 def test_disable_backpressure_over_a_websocket(busy: Busy) -> None:
     client = Client(busy.live)
     busy.under(1.0)
     busy.fill()
     client.send("publish", topic="t", records=[{"data": 1}])
     client.send("publish", topic="t", records=[{"data": 1}], disable_backpressure=True)
-    answers = [(message["op"], message.get("code")) for message in client.read()]
-    assert answers == [("error", "throttled"), ("ack", None)]
+    refused, accepted = client.read()
+    assert (refused["op"], refused["code"]) == ("error", "throttled")
+    assert refused["retry_after_ms"] == RETRY_AFTER_MS, "there is no header to say it in"
+    assert accepted["op"] == "ack"
 
 
 def test_a_stream_under_pressure_gets_fewer_and_longer_batches(busy: Busy) -> None:

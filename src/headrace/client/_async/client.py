@@ -128,11 +128,13 @@ class AsyncClient(AsyncQueueCalls, AsyncPipelineCalls):
         create: bool | None = None,
         config: Config | None = None,
         return_seqs: bool = False,
+        disable_backpressure: bool = False,
     ) -> Appended:
         """Append records, all or none.
 
         Each is a payload (anything that JSON has), or a `Draft` with tag, node and meta too.  Bytes
-        are for `append_arrow`.  With `config` a topic that is not there is created so.
+        are for `append_arrow`.  With `config` a topic that is not there is created so.  With
+        `disable_backpressure` it is not refused because the server is overloaded.
         """
         call = calls.append(
             topic,
@@ -144,6 +146,7 @@ class AsyncClient(AsyncQueueCalls, AsyncPipelineCalls):
             create=create,
             config=config,
             return_seqs=return_seqs,
+            disable_backpressure=disable_backpressure,
         )
         return value(await self._send(call), Appended)
 
@@ -157,6 +160,7 @@ class AsyncClient(AsyncQueueCalls, AsyncPipelineCalls):
         expected_head_seq: int | None = None,
         create: bool | None = None,
         deadline_ms: int | None = None,
+        disable_backpressure: bool = False,
     ) -> Appended:
         """Append rows: a column `data`, and optionally `tag`, `node`, `meta`.
 
@@ -171,6 +175,7 @@ class AsyncClient(AsyncQueueCalls, AsyncPipelineCalls):
             producer=producer,
             expected_head_seq=expected_head_seq,
             create=create,
+            disable_backpressure=disable_backpressure,
         )
         if deadline_ms is not None:
             deadline_ms = min(deadline_ms, self._deadline_ms)
@@ -444,7 +449,7 @@ class AsyncClient(AsyncQueueCalls, AsyncPipelineCalls):
                 if response.status < 300:
                     return response
                 error = failure(response)
-                after_ms = retry_after_ms(response.headers)
+                after_ms = retry_after_ms(response.headers, error.detail)
             except Unreachable as lost:
                 error = lost
             until = next_pause(

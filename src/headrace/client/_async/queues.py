@@ -1,7 +1,8 @@
 """The calls of queues: claim jobs, acknowledge them, give them back, hold them longer.
 
-They are calls of `AsyncClient`, which sends them.  A claim, an ack and a nack are not repeated when
-their outcome is unknown: a job whose claim or ack got lost comes back when its lease has run out.
+They are calls of `AsyncClient`, which sends them.  A claim is not repeated when its outcome is
+unknown: what it leased comes back when the lease has run out.  Acks and extends are, and so are
+nacks of `Job`s: what the first attempt did is then among the `skipped`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,24 @@ from headrace.client.message import Response
 
 
 class AsyncQueueCalls:
-    """What a client does with queues.  `node` says who works; only it can end its leases."""
+    """What a client does with queues.  `node` says who works; only it can end its leases.
+
+    >>> from headrace.client import AsyncClient
+    >>> async def main(url):
+    ...     async with AsyncClient(url) as client:
+    ...         await client.put_topic("jobs", {"type": "queue"})
+    ...         await client.append("jobs", ["easy", "broken", "long"])
+    ...         claimed = await client.claim("jobs", "worker-1", 3, lease_ms=10_000)
+    ...         easy, broken, long = claimed.jobs
+    ...         await client.nack("jobs", "worker-1", [broken], delay_ms=5_000)
+    ...         await client.extend("jobs", "worker-1", [long], 60_000)
+    ...         return await client.ack("jobs", "worker-1", [easy])
+    >>> import asyncio, tempfile
+    >>> from headrace.testing.process import ServerProcess
+    >>> with tempfile.TemporaryDirectory() as directory, ServerProcess(directory) as server:
+    ...     asyncio.run(main(server.url))
+    Acked(topic='jobs', acked=1, skipped=[], ready=0, in_flight=1)
+    """
 
     async def claim(
         self, topic: str, node: str, count: int = 1, *, lease_ms: int | None = None

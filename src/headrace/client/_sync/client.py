@@ -129,11 +129,13 @@ class Client(QueueCalls, PipelineCalls):
         create: bool | None = None,
         config: Config | None = None,
         return_seqs: bool = False,
+        disable_backpressure: bool = False,
     ) -> Appended:
         """Append records, all or none.
 
         Each is a payload (anything that JSON has), or a `Draft` with tag, node and meta too.  Bytes
-        are for `append_arrow`.  With `config` a topic that is not there is created so.
+        are for `append_arrow`.  With `config` a topic that is not there is created so.  With
+        `disable_backpressure` it is not refused because the server is overloaded.
         """
         call = calls.append(
             topic,
@@ -145,6 +147,7 @@ class Client(QueueCalls, PipelineCalls):
             create=create,
             config=config,
             return_seqs=return_seqs,
+            disable_backpressure=disable_backpressure,
         )
         return value(self._send(call), Appended)
 
@@ -158,6 +161,7 @@ class Client(QueueCalls, PipelineCalls):
         expected_head_seq: int | None = None,
         create: bool | None = None,
         deadline_ms: int | None = None,
+        disable_backpressure: bool = False,
     ) -> Appended:
         """Append rows: a column `data`, and optionally `tag`, `node`, `meta`.
 
@@ -172,6 +176,7 @@ class Client(QueueCalls, PipelineCalls):
             producer=producer,
             expected_head_seq=expected_head_seq,
             create=create,
+            disable_backpressure=disable_backpressure,
         )
         if deadline_ms is not None:
             deadline_ms = min(deadline_ms, self._deadline_ms)
@@ -442,7 +447,7 @@ class Client(QueueCalls, PipelineCalls):
                 if response.status < 300:
                     return response
                 error = failure(response)
-                after_ms = retry_after_ms(response.headers)
+                after_ms = retry_after_ms(response.headers, error.detail)
             except Unreachable as lost:
                 error = lost
             until = next_pause(

@@ -1,8 +1,9 @@
 # Written by tools/unasync.py from _async/queues.py: change that, then run it.
 """The calls of queues: claim jobs, acknowledge them, give them back, hold them longer.
 
-They are calls of `Client`, which sends them.  A claim, an ack and a nack are not repeated when
-their outcome is unknown: a job whose claim or ack got lost comes back when its lease has run out.
+They are calls of `Client`, which sends them.  A claim is not repeated when its outcome is
+unknown: what it leased comes back when the lease has run out.  Acks and extends are, and so are
+nacks of `Job`s: what the first attempt did is then among the `skipped`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,24 @@ from headrace.client.message import Response
 
 
 class QueueCalls:
-    """What a client does with queues.  `node` says who works; only it can end its leases."""
+    """What a client does with queues.  `node` says who works; only it can end its leases.
+
+    >>> from headrace.client import Client
+    >>> def main(url):
+    ...     with Client(url) as client:
+    ...         client.put_topic("jobs", {"type": "queue"})
+    ...         client.append("jobs", ["easy", "broken", "long"])
+    ...         claimed = client.claim("jobs", "worker-1", 3, lease_ms=10_000)
+    ...         easy, broken, long = claimed.jobs
+    ...         client.nack("jobs", "worker-1", [broken], delay_ms=5_000)
+    ...         client.extend("jobs", "worker-1", [long], 60_000)
+    ...         return client.ack("jobs", "worker-1", [easy])
+    >>> import tempfile
+    >>> from headrace.testing.process import ServerProcess
+    >>> with tempfile.TemporaryDirectory() as directory, ServerProcess(directory) as server:
+    ...     main(server.url)
+    Acked(topic='jobs', acked=1, skipped=[], ready=0, in_flight=1)
+    """
 
     def claim(
         self, topic: str, node: str, count: int = 1, *, lease_ms: int | None = None

@@ -1,0 +1,63 @@
+"""Routers that could not place a record: when each of them is tried again.
+
+Only this file has timers for that.  A router is tried after 50 ms, and twice as long each time, up
+to five seconds; a reader who tries in between changes nothing about that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from headrace.core.clock import NS_PER_MS
+from headrace.engine.core_state import Core
+from headrace.engine.routers.state import BACK_OFF_MS_MIN, Router
+
+log = logging.getLogger("headrace.routers")
+
+
+class Retries:
+    """The routers that wait."""
+
+    def __init__(self, core: Core, again: Callable[[Router], None]) -> None:
+        self._core = core
+        self._again = again
+        self._waiting: dict[int, Router] = {}
+        self._armed_ns = 0  # for when; 0: not at all
+
+    def __len__(self) -> int:
+        """Routers that have placed nothing since they could not."""
+        return sum(router.live and router.failures > 0 for router in self._waiting.values())
+
+    def add(self, routers: Iterable[Router], why: BaseException) -> None:
+        """These could not place the next record."""
+        now_ns = self._core.clock.monotonic_ns()
+        for router in routers:
+            if not router.failures:
+                log.info("router %r waits: %s", router.name, why)
+            router.back_off(now_ns)
+            self._waiting[router.id] = router
+            self._arm(router.retry_ns, now_ns)
+
+    def _arm(self, at_ns: int, now_ns: int) -> None:
+        if not self._armed_ns or at_ns < self._armed_ns:
+            self._armed_ns = at_ns
+            delay_ms = -(-max(0, at_ns - now_ns) // NS_PER_MS)
+            self._core.runtime.later(delay_ms, lambda: self._ring(at_ns))
+
+    def _ring(self, at_ns: int) -> None:
+        if at_ns != self._armed_ns or self._core.closing:
+            return  # another one was set for an earlier time
+        now_ns = self._core.clock.monotonic_ns()
+        self._armed_ns = next_ns = 0
+        for router in list(self._waiting.values()):
+            if router.live and router.blocked and router.retry_ns > now_ns:
+                next_ns = min(next_ns or router.retry_ns, router.retry_ns)
+                continue
+            del self._waiting[router.id]
+            if router.live and router.blocked:
+                router.blocked = False
+                self._again(router)
+        if next_ns:
+            # Not for each of thousands on its own.
+            self._arm(max(next_ns, now_ns + BACK_OFF_MS_MIN * NS_PER_MS), now_ns)

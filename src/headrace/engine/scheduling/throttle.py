@@ -1,0 +1,132 @@
+"""The throttle: measures the load every `LOOK_MS`, and does what the governor makes of it.
+
+Only this file connects the governor with what it governs: the turns of live delivery and of
+background work, the syncs of the log, and the refusal of appends.  A healthy engine pays nothing
+for it beyond one look in a tenth of a second: what the load is follows from figures that are kept
+anyway.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.core.clock import NS_PER_MS
+from headrace.core.errors import Throttled
+from headrace.engine.scheduling.governor import LOOK_MS, RETRY_AFTER_MS, Governor, Load
+from headrace.engine.scheduling.turns import Turns
+from headrace.storage.wal import WalShard
+
+if TYPE_CHECKING:
+    from headrace.engine.core_state import Core
+
+
+# A timer that is later than this found the loop at work; timers are exact to a millisecond.
+LATE_NS = 2 * NS_PER_MS
+
+
+class Throttle:
+    """The ladder of one engine; nothing happens before `start`."""
+
+    def __init__(self, core: Core, turns: Turns) -> None:
+        self.governor = Governor()
+        self.shedding = False  # read at every append
+        self.refused_total = 0
+        self.bypassed_total = 0  # appends that asked not to be refused
+        self._core = core
+        self._turns = turns
+        self._running = False
+        self._looked_ns = 0
+        self._due_ns = 0  # the next look
+        self._worked_ns = 0  # CPU time of the loop's thread at the last one
+        self._frames = 0
+        self._batches = 0
+
+    # Looking
+
+    def start(self) -> None:
+        """Look every `LOOK_MS` from now on.  To be called on the loop thread."""
+        self._running = True
+        self._measure()
+        self._look_later()
+
+    def _look_later(self) -> None:
+        self._due_ns = self._core.runtime.clock.monotonic_ns() + LOOK_MS * NS_PER_MS
+        self._core.runtime.later(LOOK_MS, self._look)
+
+    def stop(self) -> None:
+        """Nothing waits on purpose any longer."""
+        self._running = False
+        self.govern(0.0)
+
+    def _look(self) -> None:
+        if not self._running:
+            return
+        load = self._measure()
+        self._look_later()  # first: whatever happens now, pressure must be able to fall again
+        self.apply(load)
+        self._turns.ask()  # so that a wait is measured, although nobody is live
+
+    def _measure(self) -> Load:
+        """The load since the last look."""
+        clock, turns, shards = self._core.runtime.clock, self._turns, self._core.shards
+        now_ns, worked_ns = clock.monotonic_ns(), clock.thread_ns()
+        elapsed_ns, used_ns = now_ns - self._looked_ns, worked_ns - self._worked_ns
+        self._looked_ns, self._worked_ns = now_ns, worked_ns
+        frames = sum(shard.frames_total for shard in shards)
+        batches = sum(shard.batches_total for shard in shards)
+        # What waits for the log is gone at the end of a turn: so many there were on average.
+        staged = (frames - self._frames) / max(batches - self._batches, 1)
+        self._frames, self._batches = frames, batches
+        return Load(
+            turns.depth + staged,
+            turns.mean_wait_ns() / NS_PER_MS,
+            used_ns / max(elapsed_ns, 1),
+            now_ns - self._due_ns >= LATE_NS,
+        )
+
+    # Doing
+
+    def apply(self, load: Load) -> None:
+        """Do what follows from a measurement."""
+        self.governor.look(load, self._turns.now_ms)
+        self._obey()
+
+    def govern(self, pressure: float) -> None:
+        """Do what follows from a pressure, wherever it comes from."""
+        self.governor.be_under(pressure, self._turns.now_ms)
+        self._obey()
+
+    def _obey(self) -> None:
+        governor, turns = self.governor, self._turns
+        turns.coalesce_ms = governor.coalesce_ms
+        window_ms = round(governor.window_ms)
+        for shard in self._core.shards:
+            if shard.window_ms != window_ms:
+                shard.widen(window_ms)
+        self.shedding = governor.shedding
+        if turns.deferring != governor.deferring:
+            turns.defer(governor.deferring)
+        elif governor.deferring:
+            turns.look_after_held()
+
+    # Refusing
+
+    def refuse_if_full(self, shard: WalShard, disable_backpressure: bool) -> None:
+        """Refuse an append under full pressure, when the log has as much to take as it should."""
+        depth_max = self._core.settings.wal_queue_depth_max
+        if not self.shedding or shard.depth < depth_max:
+            return
+        if disable_backpressure:
+            self.bypassed_total += 1
+            return
+        self.refused_total += 1
+        shard.submit_full_total += 1
+        raise Throttled(
+            f"the server is overloaded and {shard.depth} appends wait for the log",
+            fix=f"retry after {RETRY_AFTER_MS} ms, or send `disable_backpressure`",
+            detail={
+                "limit": "wal_queue_depth_max",
+                "max": depth_max,
+                "retry_after_ms": RETRY_AFTER_MS,
+            },
+        )
