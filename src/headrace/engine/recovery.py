@@ -377,7 +377,9 @@ class Recovery:
             self.given_out(topic, config.used_to)
             topic.set_config(decode_config(config.config))
             replay_config(topic)
-            self._evict(topic)
+            if topic.head <= config.used_to:
+                # Otherwise the snapshot is newer, and what came since was kept by a later config.
+                self._evict(topic)
             topic.reserved = max(topic.reserved, config.reserved_to)
         elif kind == ENTRY_TOPIC_DELETE:
             if core.by_name.get(topic.name) is topic:

@@ -81,7 +81,7 @@ def paced_message(name: str, ms_max: int, vocabulary: Vocabulary) -> bytes:
     """What is new in a topic is held back for a while; the stream goes on.
 
     >>> from headrace.wire.native import TOPICS
-    >>> paced_message("logs", 9_000, TOPICS)[:56]
+    >>> paced_message("logs", 9_000, TOPICS)[:59]
     b'"code":"throttled","status":429,"topic":"logs","retry_after'
     """
     told = {

@@ -174,6 +174,14 @@ def test_h8_a_delay_holds_a_job_back_and_no_delay_does_not(
     assert claim(engine)[0].deliveries == 3
 
 
+def test_a_seq_named_twice_is_extended_and_not_skipped(engine: Engine) -> None:
+    make(engine)
+    add(engine, 2)
+    claim(engine, 2)
+    answer = engine.queues.extend("jobs", "a", [1, 1, 9], 1_000).result()
+    assert (answer.extended, list(answer.deadlines), answer.skipped) == (1, [1], [9])
+
+
 def test_an_extend_moves_the_deadline_and_keeps_the_lease(
     engine: Engine, clock: ManualClock
 ) -> None:

@@ -110,6 +110,22 @@ def test_l8_a_snapshot_and_the_log_after_it_say_what_the_whole_log_says(start: S
     assert found[0] == found[1]
 
 
+def test_l8_a_config_older_than_the_snapshot_takes_nothing_of_what_came_since(
+    engine: Engine, kill: Start
+) -> None:
+    """Both configs are logged behind the rotation, and the checkpoint captures the topic later."""
+    engine.put_topic("t", {"cap_records": 9}).result()
+    engine.append("t", [b"x"] * 3).result()
+    checkpoint = engine.checkpoint()
+    engine.put_topic("t", {"cap_records": 2})
+    engine.put_topic("t", {"cap_records": 20})
+    engine.append("t", [b"y"] * 5)
+    checkpoint.result()
+    before = everything(engine)
+    assert engine.topic("t").earliest_seq == 2
+    assert everything(kill(engine)) == before
+
+
 @pytest.mark.parametrize("counts", [(8, 3, 1), (1, 4, 2), (2, 1, 5)])
 def test_l9_the_number_of_shards_may_change(
     start: Start, kill: Start, restart: Start, counts: tuple[int, int, int]

@@ -233,7 +233,9 @@ class Queues:
             self._workers.arm(topic)
         event = QueueEvent(EVENT_EXTEND, found.seqs, until_ms=deadline, held_ms=lease_ms)
         deadlines = dict.fromkeys(found.seqs, deadline)
-        answer = Extended(name, len(found.seqs), found.skipped, deadlines)
+        # A seq that was named twice is held all the same: who hears of it as skipped would drop it.
+        skipped = [seq for seq in found.skipped if seq not in deadlines]
+        answer = Extended(name, len(found.seqs), skipped, deadlines)
         return self._logged(topic, event, answer)
 
     def counts(self, name: str) -> QueueCounts:
