@@ -55,6 +55,7 @@ UNSAYABLE = (
     " bytes; use ",
     "source and dest are both",
     "; send true, or a seq from 0 to ",  # a backfill, beyond the head of its source
+    "; send a seq that was read from the topic",  # an archive, beyond the head
 )
 
 
