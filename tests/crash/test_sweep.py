@@ -35,6 +35,7 @@ SWEEPS: dict[str, tuple[int, int]] = {
     "lifecycle": (2, 730),
     "configure": (2, 700),
     "retention": (1, 760),
+    "archive": (1, 1_000),
     "idempotency": (2, 620),
     "closing": (1, 1_080),
     "recovery": (1, 470),

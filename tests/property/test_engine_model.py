@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 from headrace.core.clock import ManualClock, SystemClock
-from headrace.core.errors import HeadraceError, TopicNotFound
+from headrace.core.errors import HeadraceError, InvalidRequest, TopicNotFound
 from headrace.engine.reading import Page
 from headrace.engine.topic_config import TopicConfig
 from headrace.storage.merge import MergePolicy
@@ -62,6 +62,7 @@ class Lockstep:
             (4, self.delete),
             (1, self.put),
             (1, self.drop),
+            (2, self.archived),
             (3, self.advance),
             (2, self.checkpoint),
             (1, self.restart),
@@ -122,6 +123,8 @@ class Lockstep:
             discard=self.pick(("old", "old", "reject")),
             idempotency_window_ms=2_000,
             dedupe_node=self.dice.coin(),
+            retain_until_archived=self.pick((False, False, True)),
+            retain_bytes_max=self.pick((0, 0, 150)),
         )
 
     def append(self) -> None:
@@ -209,6 +212,20 @@ class Lockstep:
         self.driver.finish()
         assert self.topic(name) is None
 
+    def archived(self) -> None:
+        name = self.pick(NAMES)
+        topic = self.topic(name)
+        to_seq = max(0, (topic.head if topic is not None else 5) + 1 - self.dice.below(12))
+        self.say("archived", name, to_seq)
+        ticket = self.driver.archived(name, to_seq)
+        self.driver.finish()
+        if topic is None:
+            assert isinstance(ticket.error, TopicNotFound)
+        elif to_seq > topic.head:
+            assert isinstance(ticket.error, InvalidRequest)
+        else:
+            assert ticket.result().archived_seq == topic.archived >= to_seq
+
     # Time and files
 
     def advance(self) -> None:
@@ -284,9 +301,13 @@ class Lockstep:
         assert infos.keys() == due.keys()
         for name, topic in due.items():
             info = infos[name]
-            seen = (info.head_seq, info.earliest_seq, info.count, info.bytes, info.config)
+            seen = (
+                info.head_seq, info.earliest_seq, info.count, info.bytes, info.config,
+                info.archived_seq,
+            )  # fmt: skip
             assert seen == (
-                topic.head, topic.earliest_seq, topic.count, topic.bytes, topic.config
+                topic.head, topic.earliest_seq, topic.count, topic.bytes, topic.config,
+                topic.archived,
             ), name  # fmt: skip
         core = self.driver.engine.core
         assert core.total_bytes == sum(topic.bytes for topic in due.values())
@@ -303,8 +324,9 @@ class Lockstep:
 
 
 def shown(config: TopicConfig) -> str:
+    kept = f" kept {config.retain_bytes_max}" if config.retain_until_archived else ""
     return f"{config.durability} {config.discard} ttl={config.ttl_ms} cap={config.cap_records}" + (
-        f"/{config.cap_bytes}"
+        f"/{config.cap_bytes}{kept}"
     )
 
 

@@ -62,11 +62,13 @@ BODIES = {
         b'{"match":["tag","Eq","x"]}',
         b'{"match":"chat-4*"}',
     ],
+    "POST /v0/topics/t/archived": [b'{"epoch":1,"to_seq":1}'],
     "PUT /v0/topics/p": [
         b'{"type":"log","ttl_ms":0,"cap_records":5,"cap_bytes":9,"discard":"reject","durable":true,'
         b'"durability":"disk","priority":null,"auto_priority":true,"auto_create":false,'
         b'"idempotency_window_ms":1,"dedupe_node":false,"lease_ms":3,"claim_jitter_ms":0,'
-        b'"max_deliveries":4,"dead_letter":"dead","leases_durable":true}',
+        b'"max_deliveries":4,"dead_letter":"dead","leases_durable":true,'
+        b'"retain_until_archived":true,"retain_bytes_max":7}',
         b"{}",
     ],
     "POST /v0/topics/q/claim": [b'{"node":"w","max":2,"lease_ms":1000}', b'{"node":"w"}'],

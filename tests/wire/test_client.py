@@ -11,6 +11,7 @@ import uvloop
 
 from headrace.client import AsyncClient, Client, Draft, Producer, Record, Tombstone
 from headrace.core.errors import (
+    EpochMismatch,
     HeadMismatch,
     InvalidRequest,
     NotAQueue,
@@ -45,6 +46,18 @@ def test_append_and_diff(client, topic) -> None:
     assert [record.seq for record in client.diff(topic, 1, node="n").records] == [3]
     assert [record.seq for record in client.diff(topic, last=1).records] == [3]
     assert client.diff(topic, from_ts=0, limit=1).next_from_seq == 1
+
+
+def test_how_far_a_topic_is_archived(client, topic) -> None:
+    client.put_topic(topic, {"cap_records": 1, "retain_until_archived": True})
+    client.append(topic, [1, 2, 3])
+    epoch = client.topic(topic).epoch
+    assert client.archived(topic, epoch, 1).archived_seq == 1
+    state = client.topic(topic)
+    assert (state.archived_seq, state.overtaken_seq, state.earliest_seq) == (1, 0, 2)
+    with pytest.raises(EpochMismatch) as caught:
+        client.archived(topic, epoch + 1, 1)
+    assert caught.value.detail["epoch"] == epoch
 
 
 def test_conditions(client, topic) -> None:

@@ -227,6 +227,11 @@ def topic(topic: str, touch: bool) -> Call:
     return Call("GET", _path(topic, "" if touch else "?touch=false"), True)
 
 
+def archived(topic: str, epoch: int, to_seq: int) -> Call:
+    body = _encode({"epoch": epoch, "to_seq": to_seq})
+    return Call("POST", _path(topic, "/archived"), True, JSON_BODY, body)
+
+
 def topics(prefix: str, page_size: int | None, cursor: str | None) -> Call:
     query = query_text(prefix=prefix or None, page_size=page_size, cursor=cursor)
     return Call("GET", f"/v0/topics{query}", True)

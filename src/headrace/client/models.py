@@ -34,6 +34,8 @@ CONFIG_FIELDS: Final = (
     "max_deliveries",
     "dead_letter",
     "leases_durable",
+    "retain_until_archived",
+    "retain_bytes_max",
 )
 
 
@@ -211,6 +213,17 @@ class TopicState(msgspec.Struct, frozen=True):
     last_read_ts: int | None = None
     epoch: int | None = None
     queue: QueueCounts | None = None
+    archived_seq: int = 0  # records up to here are kept elsewhere, too; 0: nobody said so yet
+    overtaken_seq: int = 0  # the last that a cap or the TTL took before that; 0: none was
+
+
+class ArchivedTo(msgspec.Struct, frozen=True):
+    """The watermark of a topic that holds now."""
+
+    topic: str
+    epoch: int
+    archived_seq: int
+    head_seq: int
 
 
 class TopicSummary(msgspec.Struct, frozen=True):

@@ -222,6 +222,13 @@ class HeadMismatch(ClientError):
     status = 409
 
 
+class EpochMismatch(ClientError):
+    """The call is about another life of the topic than the one there is."""
+
+    code = "epoch_mismatch"
+    status = 409
+
+
 class ProducerFenced(ClientError):
     """A producer with a newer epoch has taken over."""
 

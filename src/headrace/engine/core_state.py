@@ -104,6 +104,8 @@ class Core:
         self.removed: set[int] = set()  # deleted since the last checkpoint
         # Topics whose oldest rows are being looked up, and who waits for that.
         self.fetching: dict[int, list[Thunk]] = {}
+        self.overtaken: set[int] = set()  # topics that lost what was to be archived first
+        self.overtaken_records_total = 0
         self.ready = False
         self.closing = False
         # Topics by name that routers feed, what brings them up to date, and who does it all.
@@ -152,6 +154,13 @@ class Core:
     def mark(self, topic: Topic) -> None:
         """The next checkpoint has to look at this topic."""
         self.dirty[topic.id] = topic
+
+    def note_overtaken(self, topic: Topic) -> None:
+        """The watermark of a topic has moved, or retention has moved past it."""
+        if topic.is_overtaken:
+            self.overtaken.add(topic.id)
+        else:
+            self.overtaken.discard(topic.id)
 
     # The log
 

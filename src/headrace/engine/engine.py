@@ -21,6 +21,7 @@ from headrace.core.runtime import LoopRuntime, Runtime, ThreadRuntime, Ticket
 from headrace.core.settings import Settings
 from headrace.engine.admission import PLAIN, Append
 from headrace.engine.append import Appended, Appender
+from headrace.engine.archiving import Archives
 from headrace.engine.checkpoint import Checkpointer
 from headrace.engine.collect import ReadRequest
 from headrace.engine.core_state import Core, failed
@@ -92,6 +93,7 @@ class Engine:
         self._appender = Appender(core, self._lifecycle)
         self._reader = Reader(core)
         self._deleter = Deleter(core)
+        self.archives = Archives(core)
         self.routers = Routers(core, self._lifecycle, self._appender)
         self.queues = Queues(core, self._appender, self._reader)
         self._files = SealedFiles(core, self._store, policy or _policy(self.settings))

@@ -149,6 +149,7 @@ class Lifecycle:
         core.by_id.pop(topic.id, None)
         core.dirty.pop(topic.id, None)
         core.removed.add(topic.id)
+        core.overtaken.discard(topic.id)
         if core.ready:
             core.totals.remove(topic)
         core.total_bytes -= topic.bytes
@@ -217,7 +218,7 @@ class Lifecycle:
         # What the old config took stays gone, whatever the new one would have kept.
         retention.enforce(core, topic)
         if topic.cap_floor or topic.ttl_floor:
-            floor = Floor(topic.cap_floor, topic.ttl_floor)
+            floor = Floor(topic.cap_floor, topic.ttl_floor, topic.overtaken_seq)
             core.log(topic, ENTRY_FLOOR, floor, needs_sync=False)
         reserved_to = max(topic.reserved, topic.staged + RESERVE_AT_CREATE)
         topic.unsettled_syncs += 1

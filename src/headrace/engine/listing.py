@@ -33,6 +33,8 @@ class TopicInfo(msgspec.Struct, frozen=True):
     last_write_ms: int  # 0: never
     last_read_ms: int = 0  # 0: never since the start
     effective_priority: int = 0
+    archived_seq: int = 0  # records up to here are kept elsewhere, too; 0: never told
+    overtaken_seq: int = 0  # the last record that retention took before that; 0: none
 
     @property
     def next_seq(self) -> int:
@@ -63,6 +65,8 @@ def info_of(core: Core, topic: Topic, *, touch: bool = False) -> TopicInfo:
         topic.last_write_ms,
         topic.last_read_ms,
         priority_of(topic, now),
+        topic.archived_seq,
+        topic.overtaken_seq,
     )
 
 

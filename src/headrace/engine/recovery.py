@@ -18,6 +18,7 @@ from pyroaring import BitMap64
 from headrace.core.clock import Random
 from headrace.core.errors import HeadraceError, WalCorrupt
 from headrace.engine import retention
+from headrace.engine.archiving import raise_archived
 from headrace.engine.core_state import Core
 from headrace.engine.deleting import apply_delete
 from headrace.engine.idempotency import Producer, decode_sidecar
@@ -32,6 +33,7 @@ from headrace.engine.topic import Topic
 from headrace.engine.topic_config import decode_config
 from headrace.storage.block import ENTRY_APPEND, Block, decode_block
 from headrace.storage.frame import (
+    ENTRY_ARCHIVED,
     ENTRY_FLOOR,
     ENTRY_GAP,
     ENTRY_QUEUE,
@@ -42,6 +44,7 @@ from headrace.storage.frame import (
     ENTRY_TOPIC_CREATE,
     ENTRY_TOPIC_DELETE,
     ROUTER_ENTRIES,
+    Archived,
     Floor,
     Gap,
     QueueEvent,
@@ -221,6 +224,8 @@ class Recovery:
         topic.reserved = state.reserved_to
         topic.state = state.state
         topic.queue = restored_queue(state.queue)
+        topic.archived_seq, topic.overtaken_seq = state.archived_seq, state.overtaken_seq
+        core.note_overtaken(topic)
         topic.parent_id, topic.parent_to = state.parent_id, state.parent_to
         if state.producers:
             topic.producers = {k: Producer(*v) for k, v in state.producers.items()}
@@ -395,6 +400,8 @@ class Recovery:
             self.given_out(topic, max(floor.cap, floor.ttl))
             topic.cap_floor = max(topic.cap_floor, floor.cap)
             topic.ttl_floor = max(topic.ttl_floor, floor.ttl)
+            topic.overtaken_seq = max(topic.overtaken_seq, floor.overtaken)
+            core.note_overtaken(topic)
             floor_to = topic.evict_floor
             freed = core.despite_damage(topic, lambda rows: topic.raise_base(floor_to, rows))
             core.free(topic, freed)
@@ -404,6 +411,12 @@ class Recovery:
         elif kind == ENTRY_GAP:
             gap = decode_control(entry, Gap)[1]
             self.given_out(topic, gap.last)
+        elif kind == ENTRY_ARCHIVED:
+            told = decode_control(entry, Archived)[1]
+            if told.epoch == topic.epoch and told.to_seq > topic.archived_seq:
+                self.given_out(topic, told.to_seq)
+                raise_archived(core, topic, told.to_seq)
+                self._evict(topic)
         elif kind == ENTRY_QUEUE:
             event = decode_control(entry, QueueEvent)[1]
             self.given_out(topic, max(event.seqs, default=0))

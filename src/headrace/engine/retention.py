@@ -5,6 +5,10 @@ caller sees is exact without a sweeper.  Records that were deleted do not count 
 floor that moved is logged; one that time moved is in the log before anything is answered from it,
 because after a restart the clock may say otherwise.
 
+Where a topic is to keep what is not archived yet, nothing beyond its watermark goes, unless more
+bytes than it allows are held back.  How far a cap may go follows from what is above it alone, so
+that replaying the log, where floors may come later, decides as the engine did.
+
 It never makes a write wait for the cold tier, and never fails a call: where sizes or times of
 sealed rows cannot be had now, they are fetched in the reader lane, and the rest goes after that.
 """
@@ -16,7 +20,7 @@ from itertools import islice
 
 from headrace.core.errors import HeadraceError
 from headrace.engine.core_state import Core
-from headrace.engine.topic import Sealed, Topic
+from headrace.engine.topic import HeldBack, Sealed, Topic
 from headrace.storage.cache import WouldBlock
 from headrace.storage.catalog import runs_in
 from headrace.storage.frame import ENTRY_FLOOR, Floor
@@ -30,20 +34,28 @@ ROWS_PER_BLOCK = 8192
 RUNS_PER_FETCH = 64
 
 
-def enforce(core: Core, topic: Topic, *, fetched: bool = False, replayed: bool = False) -> None:
+def enforce(
+    core: Core,
+    topic: Topic,
+    *,
+    fetched: bool = False,
+    replayed: bool = False,
+    caps_only: bool = False,
+) -> None:
     """Apply cap and TTL to what a reader may see of `topic`, now.
 
     `replayed`: what a cap takes need not be logged, as replaying what came just now takes it too.
+    `caps_only`: nothing is answered from it yet, so that age can wait for who asks next.
 
     While `topic.id in core.fetching`, more may follow: `core.fetching` lists who waits for that.
     """
-    if not topic.bounded:
+    if not topic.bounded or topic.all_held:
         return
     config = topic.config
     sealed = core.sealed(topic, wait=fetched or core.tiers.cold is None)
     expired = capped = False
     try:
-        if config.ttl_ms and topic.head > topic.base:
+        if config.ttl_ms and topic.head > topic.base and not caps_only:
             cutoff = core.clock.now_ms() - config.ttl_ms
             expired = _enforce_ttl(core, topic, cutoff, sealed)
         capped = enforce_caps(core, topic, sealed)
@@ -55,7 +67,7 @@ def enforce(core: Core, topic: Topic, *, fetched: bool = False, replayed: bool =
         return
     topic.drop_settled_gaps()
     if core.is_logged(topic) and (expired or not replayed):
-        floor = Floor(topic.cap_floor, topic.ttl_floor)
+        floor = Floor(topic.cap_floor, topic.ttl_floor, topic.overtaken_seq)
         core.log(topic, ENTRY_FLOOR, floor, needs_sync=False)
         if expired:
             shard = core.shard_of(topic.id)
@@ -66,7 +78,9 @@ def enforce(core: Core, topic: Topic, *, fetched: bool = False, replayed: bool =
 
 def enforce_caps(core: Core, topic: Topic, sealed: Sealed) -> bool:
     """Apply the caps alone, and log nothing: replaying an append does it as the append did."""
-    config = topic.config
+    if topic.all_held:
+        return False
+    config, known = topic.config, _known(topic, topic.held_by_cap)
     evict_to = 0
     if config.cap_records:
         surplus = topic.count - config.cap_records
@@ -74,49 +88,127 @@ def enforce_caps(core: Core, topic: Topic, sealed: Sealed) -> bool:
             evict_to = topic.nth_live(surplus)
     if config.cap_bytes and topic.bytes > config.cap_bytes:
         surplus = topic.bytes - config.cap_bytes
-        evict_to = max(evict_to, _seq_that_frees(topic, surplus, sealed))
+        start = known.to if known.floor == topic.base else topic.base
+        if start > topic.base:
+            surplus -= known.bytes
+        # With the same base it only grows, so what was enough then and is now is the least.
+        freed_by = _seq_that_frees(topic, surplus, sealed, start) if surplus > 0 else start
+        evict_to = max(evict_to, freed_by)
     if evict_to <= topic.base:
         return False
-    freed = topic.raise_base(evict_to, sealed)
+    evict_to, held = _hold(topic, evict_to, known, sealed)
+    if not _evict(core, topic, evict_to, sealed):
+        topic.held_by_cap = held
+        return False
     topic.cap_floor = evict_to
-    core.free(topic, freed)
+    topic.held_by_cap = _moved(topic, held)
     return True
-
-
-def _seq_that_frees(topic: Topic, surplus: int, sealed: Sealed) -> int:
-    """The lowest seq such that the live records up to it hold at least `surplus` bytes."""
-    low, high = topic.base + 1, topic.head
-    while low < high:
-        middle = (low + high) // 2
-        if topic.size_between(topic.base + 1, middle, sealed) >= surplus:
-            high = middle
-        else:
-            low = middle + 1
-    # Land on a live record: floors are about records, not about holes.
-    return topic.nth_live(max(1, topic.live_between(topic.base + 1, low)))
 
 
 def _enforce_ttl(core: Core, topic: Topic, cutoff: int, sealed: Sealed) -> bool:
     """Expired: ts < cutoff, that is, older than the TTL by more than nothing."""
-    last = _last_older(topic, cutoff, sealed)
+    known = _known(topic, topic.held_by_ttl)
+    if known.cutoff > cutoff:
+        known = HeldBack(known.floor, known.floor, 0)
+    # Without a watermark nothing is known to be held, and the look begins at the base.
+    begin = known.to if known.bytes else topic.base
+    last = _last_older(topic, cutoff, sealed, begin)
     if last <= topic.base or not topic.live_between(topic.base + 1, last):
         return False
-    last = topic.nth_live(topic.live_between(topic.base + 1, last))
-    freed = topic.raise_base(last, sealed)
+    last, held = _hold(topic, last, known, sealed)
+    last = _landed(topic, last)
+    if not _evict(core, topic, last, sealed):
+        topic.held_by_ttl = held and held._replace(cutoff=cutoff)
+        return False
     topic.ttl_floor = last
+    topic.held_by_ttl = _moved(topic, held and held._replace(cutoff=cutoff))
+    return True
+
+
+def _known(topic: Topic, held: HeldBack | None) -> HeldBack:
+    """What was found held back when somebody last looked, if that still stands."""
+    floor = max(topic.base, topic.archived_seq)
+    return held if held is not None and held.floor == floor else HeldBack(floor, floor, 0)
+
+
+def _moved(topic: Topic, held: HeldBack | None) -> HeldBack | None:
+    """The same once the base has moved up to it, over holes perhaps."""
+    return held and held._replace(floor=max(topic.base, topic.archived_seq))
+
+
+def _hold(topic: Topic, want: int, known: HeldBack, sealed: Sealed) -> tuple[int, HeldBack | None]:
+    """How far what wants to take everything up to `want` may go, and what that leaves."""
+    config = topic.config
+    if not config.retain_until_archived or want <= topic.archived_seq:
+        return want, None
+    floor = known.floor
+    if not config.retain_bytes_max:
+        return _landed(topic, floor), None
+    if known.to > want:
+        known = HeldBack(floor, floor, 0)
+    held = known.bytes + topic.size_between(known.to + 1, want, sealed)
+    surplus = held - config.retain_bytes_max
+    if surplus > 0:
+        floor = _seq_that_frees(topic, surplus, sealed, floor)
+        held -= topic.size_between(known.floor + 1, floor, sealed)
+    return _landed(topic, floor), HeldBack(floor, want, held)
+
+
+def _landed(topic: Topic, seq: int) -> int:
+    """The last live record up to `seq`, or the base: floors are about records, not about holes."""
+    live = topic.live_between(topic.base + 1, seq)
+    return topic.nth_live(live) if live else topic.base
+
+
+def _evict(core: Core, topic: Topic, to: int, sealed: Sealed) -> bool:
+    """Everything up to `to` goes; False: nothing is there."""
+    if to <= topic.base:
+        return False
+    overtaken = topic.config.retain_until_archived and to > topic.archived_seq
+    lost = topic.live_between(topic.archived_seq + 1, to) if overtaken else 0
+    freed = topic.raise_base(to, sealed)
+    if overtaken:
+        if core.ready:
+            core.overtaken_records_total += lost
+            if not topic.is_overtaken:
+                log.warning(
+                    "%r loses records that are not archived: it held back more than "
+                    "retain_bytes_max (%d); bring its archive up to date, or raise that",
+                    topic.name,
+                    topic.config.retain_bytes_max,
+                )
+        topic.overtaken_seq = to
+        core.note_overtaken(topic)
     core.free(topic, freed)
     return True
 
 
-def _last_older(topic: Topic, cutoff: int, sealed: Sealed) -> int:
-    """The last seq whose ts is below `cutoff`, or 0."""
+def _seq_that_frees(topic: Topic, surplus: int, sealed: Sealed, after: int) -> int:
+    """The lowest seq such that the live records beyond `after` up to it hold `surplus` bytes."""
+    low, high = after + 1, topic.head
+    # Mostly it is close: what is far is not looked at.
+    reach = 1
+    while low + reach < high and topic.size_between(low, low + reach, sealed) < surplus:
+        reach *= 2
+    high = min(high, low + reach)
+    while low < high:
+        middle = (low + high) // 2
+        if topic.size_between(after + 1, middle, sealed) >= surplus:
+            high = middle
+        else:
+            low = middle + 1
+    return topic.nth_live(max(1, topic.live_between(topic.base + 1, low)))
+
+
+def _last_older(topic: Topic, cutoff: int, sealed: Sealed, after: int) -> int:
+    """The last seq whose ts is below `cutoff`; `after` where none beyond it is."""
     oldest = topic.blocks.first
     runs: list[Run] = []
-    if oldest is None or oldest.first_seq > topic.base + 1:
+    if oldest is None or oldest.first_seq > after + 1:
         runs = sealed.runs()
-    found = 0
+    found = after
     for run in runs:
-        if run.last_seq <= topic.base:
+        if run.last_seq <= after:
             continue
         if run.min_ts >= cutoff:
             return found
@@ -124,8 +216,10 @@ def _last_older(topic: Topic, cutoff: int, sealed: Sealed) -> int:
             found = run.last_seq
             continue
         row = run.row_at_ts(cutoff, sealed.wait)
-        return run.rows(row - 1, row, sealed.wait).seqs[0] if row else found
-    for block in topic.blocks.from_seq(max(topic.base + 1, found + 1)):
+        if not row:
+            return found
+        return max(found, run.rows(row - 1, row, sealed.wait).seqs[0])
+    for block in topic.blocks.from_seq(found + 1):
         if block.ts < cutoff:
             found = block.last_seq
             continue
@@ -133,7 +227,7 @@ def _last_older(topic: Topic, cutoff: int, sealed: Sealed) -> int:
         if not isinstance(stamps, int):
             older = sum(1 for ts in stamps if ts < cutoff)
             if older:
-                found = block.first_seq + older - 1
+                found = max(found, block.first_seq + older - 1)
         break
     return found
 

@@ -84,6 +84,8 @@ def capture(core: Core, topic: Topic, *, clean: bool = False) -> Capture:
         last_write_ms=topic.last_write_ms,
         queue=stored_queue(topic),
         trims=list(topic.trims),
+        archived_seq=topic.archived_seq,
+        overtaken_seq=topic.overtaken_seq,
     )
     topic.sealing_to = sealed_to
     topic.sealing_bytes, topic.unsealed_bytes = topic.unsealed_bytes, 0

@@ -47,10 +47,23 @@ class Lost(NamedTuple):
     reason: str
 
 
+class HeldBack(NamedTuple):
+    """The live bytes after `floor` up to `to` that ought to go and are not archived yet.
+
+    Noted by what wanted them gone, so that the next look has only to add what came since.
+    """
+
+    floor: int
+    to: int
+    bytes: int
+    cutoff: int = 0  # of a TTL: all of them are older than this
+
+
 class Topic:
     """State of one topic.  Owned by the loop thread."""
 
     __slots__ = (
+        "archived_seq",
         "base",
         "blocks",
         "bounded",
@@ -67,6 +80,8 @@ class Topic:
         "epoch",
         "gaps",
         "head",
+        "held_by_cap",
+        "held_by_ttl",
         "holes",
         "id",
         "last_read_ms",
@@ -76,6 +91,7 @@ class Topic:
         "logged_to",
         "name",
         "needs_sync",
+        "overtaken_seq",
         "parent_id",
         "parent_to",
         "producers",
@@ -119,6 +135,8 @@ class Topic:
         self.base = 0
         self.cap_floor = self.ttl_floor = self.crash_floor = self.trim_floor = 0
         self.delete_floor = 0
+        self.archived_seq = 0  # records up to here are kept elsewhere, too
+        self.overtaken_seq = 0  # the last record that retention took before it was archived
         self.holes: BitMap64 | None = None
         self.gaps: list[tuple[int, int]] = []
         self.trims: list[tuple[int, int]] = []  # the same for what a router's source had lost
@@ -155,6 +173,8 @@ class Topic:
         self.needs_sync = config.durability == FSYNC
         self.ephemeral = config.durability == EPHEMERAL
         self.bounded = bool(config.ttl_ms or config.cap_records or config.cap_bytes)
+        self.held_by_cap: HeldBack | None = None
+        self.held_by_ttl: HeldBack | None = None
         if self.queue is not None and not config.leases_durable:
             self.queue.durable = False
 
@@ -164,6 +184,19 @@ class Topic:
     def evict_floor(self) -> int:
         """The last seq of the prefix that was lost without anybody asking."""
         return max(self.cap_floor, self.ttl_floor, self.crash_floor, self.trim_floor)
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether records are gone that were to be archived first, and never were."""
+        return self.overtaken_seq > self.archived_seq
+
+    @property
+    def all_held(self) -> bool:
+        """Whether caps and TTL may take nothing at all, whatever they want."""
+        config = self.config
+        if not config.retain_until_archived or self.archived_seq > self.base:
+            return False
+        return not config.retain_bytes_max or self.bytes <= config.retain_bytes_max
 
     @property
     def count(self) -> int:
@@ -271,6 +304,7 @@ class Topic:
         else:
             self.holes |= fresh
         self.bytes -= freed
+        self.held_by_cap = self.held_by_ttl = None
         count = len(fresh)
         if self.queue is not None:
             self.queue.dropped(fresh)

@@ -1,4 +1,4 @@
-"""The seventeen settings of a topic: their defaults, their limits, how they are stored and echoed.
+"""The nineteen settings of a topic: their defaults, their limits, how they are stored and echoed.
 
 Only this file checks a config.  A config is complete and immutable; to change one is to replace
 it.  `durability` is always resolved here, so that nothing else has to know the `durable` alias.
@@ -52,6 +52,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_deliveries: int = 0
     dead_letter: str | None = None
     leases_durable: bool = False
+    retain_until_archived: bool = False
+    retain_bytes_max: int = 0
 
     def __post_init__(self) -> None:
         for field in _UNSIGNED:
@@ -90,10 +92,19 @@ _UNSIGNED: Final = (
     "lease_ms",
     "claim_jitter_ms",
     "max_deliveries",
+    "retain_bytes_max",
 )
 
 
-_FLAGS: Final = ("auto_priority", "auto_create", "dedupe_node", "leases_durable")
+# Those of the native contract are always echoed; these only where one of them is not the default.
+SHOWN_WHERE_SET: Final = ("retain_until_archived", "retain_bytes_max")
+_FLAGS: Final = (
+    "auto_priority",
+    "auto_create",
+    "dedupe_node",
+    "leases_durable",
+    "retain_until_archived",
+)
 _CHOICES: Final[dict[str, tuple[str | None, ...]]] = {
     "type": ("log", "queue"),
     "discard": ("old", "reject"),

@@ -21,6 +21,7 @@ from headrace.storage.cache import BlockCache
 from headrace.storage.check import replayed_files
 from headrace.storage.check_segments import CACHE_BYTES
 from headrace.storage.frame import (
+    ENTRY_ARCHIVED,
     ENTRY_FLOOR,
     ENTRY_FORWARD,
     ENTRY_GAP,
@@ -34,6 +35,7 @@ from headrace.storage.frame import (
     ENTRY_TOPIC_CREATE,
     ENTRY_TOPIC_DELETE,
     PAGE_BYTES,
+    Archived,
     Control,
     Floor,
     Forward,
@@ -81,6 +83,7 @@ _CONTROLS: dict[int, tuple[str, type[Control]]] = {
     ENTRY_ROUTER: ("router", RouterPut),
     ENTRY_ROUTER_DELETE: ("router_delete", RouterDelete),
     ENTRY_FORWARD: ("forward", Forward),
+    ENTRY_ARCHIVED: ("archived", Archived),
 }
 _KINDS = {0: "json", 1: "bytes", 2: "command"}
 _LOG = re.compile(r"(?P<directory>wal(?:/shard-[0-9]+)?)/wal-(?P<number>[0-9]{16})\.log")

@@ -35,7 +35,8 @@ ENTRY_QUEUE: Final = 10
 ENTRY_ROUTER: Final = 11
 ENTRY_ROUTER_DELETE: Final = 12
 ENTRY_FORWARD: Final = 13
-ENTRY_TYPES: Final = frozenset(range(ENTRY_APPEND, ENTRY_FORWARD + 1))
+ENTRY_ARCHIVED: Final = 14
+ENTRY_TYPES: Final = frozenset(range(ENTRY_APPEND, ENTRY_ARCHIVED + 1))
 ROUTER_ENTRIES: Final = frozenset((ENTRY_ROUTER, ENTRY_ROUTER_DELETE, ENTRY_FORWARD))
 
 # What a forward entry says of the copies it stands for.
@@ -129,6 +130,14 @@ class Floor(Control, frozen=True):
 
     cap: int
     ttl: int
+    overtaken: int = 0  # the last of them that was not archived, though it should have been
+
+
+class Archived(Control, frozen=True):
+    """Everything up to and including this seq is kept elsewhere, too; of this epoch only."""
+
+    epoch: int
+    to_seq: int
 
 
 class Reserve(Control, frozen=True):

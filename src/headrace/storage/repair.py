@@ -57,7 +57,9 @@ def _has(found: Examination, code: str) -> bool:
 def new_generation(state: SnapshotState, generation: int) -> dict[int, TopicState]:
     """The topics under another generation: every epoch is one that was never used."""
     return {
-        topic_id: msgspec.structs.replace(topic, epoch=epoch_of(generation, topic_id))
+        topic_id: msgspec.structs.replace(
+            topic, epoch=epoch_of(generation, topic_id), archived_seq=0
+        )
         for topic_id, topic in state.topics.items()
     }
 

@@ -90,6 +90,8 @@ class TopicState(
     last_write_ms: int = 0
     queue: Blob = b""  # see queue_record.py
     trims: list[tuple[int, int]] = []  # announced ranges that a router's source had lost
+    archived_seq: int = 0  # records up to here are kept elsewhere, too
+    overtaken_seq: int = 0  # the last that retention took although it was to wait for that
 
 
 class SnapshotState(msgspec.Struct):

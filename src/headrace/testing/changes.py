@@ -34,6 +34,7 @@ class Step:
     seqs: list[int] = field(default_factory=list)  # of a delete
     config: TopicConfig | None = None
     expired_to: int = 0  # time took the records up to here
+    archived: int = 0  # records up to here are kept elsewhere, too
 
     def apply(self, topic: TopicModel) -> None:
         if self.append is not None:
@@ -46,6 +47,8 @@ class Step:
             topic.reconfigure(self.config)
         elif self.expired_to:
             topic.evict(self.expired_to)
+        elif self.archived:
+            topic.archive(self.archived)
         else:
             topic.delete(self.seqs)
 

@@ -19,6 +19,7 @@ from headrace.core.limits import KIB, MIB
 from headrace.core.runtime import Done, StepRuntime, Ticket
 from headrace.core.settings import Settings
 from headrace.engine.append import Appended
+from headrace.engine.archiving import ArchivedTo
 from headrace.engine.deleting import DeleteResult
 from headrace.engine.engine import Engine
 from headrace.engine.idempotency import ProducerClaim
@@ -42,6 +43,7 @@ from headrace.testing.events import (
 )
 from headrace.testing.model import (
     AppendCall,
+    ArchiveCall,
     Call,
     CheckpointCall,
     DeleteCall,
@@ -249,6 +251,13 @@ class Driver:
     def drop(self, name: str) -> Ticket[Deleted]:
         return self._call(DropCall(name), lambda: self.engine.delete_topic(name))
 
+    def archived(self, name: str, to_seq: int) -> Ticket[ArchivedTo]:
+        """Tell the topic of this name, as it is now, how far it is archived."""
+        topic = self.engine.core.by_name.get(name)
+        epoch = topic.epoch if topic is not None else 0
+        told = self.engine.archives.told
+        return self._call(ArchiveCall(name, to_seq), lambda: told(name, epoch, to_seq))
+
     def checkpoint(self) -> Ticket[None]:
         return self._call(CheckpointCall(), self.engine.checkpoint)
 
@@ -316,7 +325,7 @@ class Driver:
             raise Violation(f"{name}: head {info.head_seq}, read to {page.next_from_seq}")
         return TopicView(
             name, info.epoch, info.head_seq, info.earliest_seq, info.count, info.bytes,
-            info.config, records, merged(crashed), evicted,
+            info.config, records, merged(crashed), evicted, info.archived_seq,
         )  # fmt: skip
 
     def read(self, name: str, cursor: int, limit: int = 1_000) -> Page:
@@ -370,4 +379,6 @@ def _answer(result: object) -> Answer:
         )
     if isinstance(result, DeleteResult):
         return Answer(0, 0, result.deleted, result.head_seq)
+    if isinstance(result, ArchivedTo):
+        return Answer(result.epoch, result.archived_seq, 0, result.head_seq)
     return Answer(result.epoch if isinstance(result, Put) else 0)

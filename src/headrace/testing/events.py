@@ -69,6 +69,7 @@ class TopicView(NamedTuple):
     records: dict[int, Rec]
     crashed: list[Range]  # announced with reason `crash`
     evicted: int  # the end of the prefix announced for any other reason
+    archived: int = 0
 
 
 class Seen(NamedTuple):

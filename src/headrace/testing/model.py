@@ -100,11 +100,18 @@ class DropCall(NamedTuple):
     name: str
 
 
+class ArchiveCall(NamedTuple):
+    """To be told that records are kept elsewhere, too."""
+
+    name: str
+    to_seq: int
+
+
 class CheckpointCall(NamedTuple):
     """A checkpoint."""
 
 
-Call = AppendCall | DeleteCall | PutCall | DropCall | CheckpointCall
+Call = AppendCall | DeleteCall | PutCall | DropCall | ArchiveCall | CheckpointCall
 
 
 class Stored(NamedTuple):
@@ -144,6 +151,7 @@ class TopicModel:
     silent: set[int] = field(default_factory=set)  # seqs that somebody deleted
     reclassed: bool = False  # the class has changed, so that some of those may be stored yet
     bytes: int = 0
+    archived: int = 0  # records up to here are kept elsewhere, too
 
     def copy(self) -> TopicModel:
         other = copy(self)
@@ -254,10 +262,27 @@ class TopicModel:
 
     def enforce_caps(self) -> None:
         """Evict the oldest until both caps are met."""
-        config = self.config
-        while self.live and _over(config, self.count, self.bytes):
-            self.evict_floor = min(self.live)
-            self._remove([self.evict_floor])
+        count, size, surplus = self.count, self.bytes, []
+        if not _over(self.config, count, size):
+            return
+        for seq, rec in sorted(self.live.items()):
+            if not _over(self.config, count, size):
+                break
+            surplus.append(seq)
+            count, size = count - 1, size - rec.size
+        self._let_go(surplus)
+
+    def _let_go(self, seqs: Iterable[int]) -> None:
+        """Evict of these, the oldest ones there are, what need not wait to be archived."""
+        held = 0
+        for seq in sorted(seqs, reverse=True):
+            if self.config.retain_until_archived and seq > self.archived:
+                held += self.live[seq].size
+                most = self.config.retain_bytes_max
+                if not most or held <= most:
+                    continue
+            self.evict(seq)
+            return
 
     def expire(self, now_ms: int) -> None:
         """Evict what is older than the TTL."""
@@ -265,7 +290,7 @@ class TopicModel:
             return
         expired = [s for s, rec in self.live.items() if now_ms - rec.ts > self.config.ttl_ms]
         if expired:
-            self.evict(max(expired))
+            self._let_go(seq for seq in self.live if seq <= max(expired))
 
     def evict(self, floor: int) -> None:
         """Everything up to this seq was taken without anybody having asked."""
@@ -275,6 +300,11 @@ class TopicModel:
     def reconfigure(self, config: TopicConfig) -> None:
         self.reclassed = self.reclassed or config.durability != self.config.durability
         self.config = config
+        self.enforce_caps()
+
+    def archive(self, to_seq: int) -> None:
+        """Records up to here are kept elsewhere, too."""
+        self.archived = max(self.archived, to_seq)
         self.enforce_caps()
 
     # Deleting

@@ -32,6 +32,7 @@ from headrace.testing.events import (
 )
 from headrace.testing.model import (
     AppendCall,
+    ArchiveCall,
     Call,
     CheckpointCall,
     DeleteCall,
@@ -155,6 +156,10 @@ class Oracle:
             instance.dropped = Step(self._next(), synced=True)
             del self._names[call.name]
             return nothing._replace(instance=instance)
+        elif isinstance(call, ArchiveCall):
+            if call.to_seq <= instance.visible.archived:
+                return nothing
+            step = Step(self._next(), synced=True, archived=call.to_seq)
         else:
             nothing = nothing._replace(expired=self._expire(instance, now_ms))
             step = self._delete_step(instance, call)
@@ -242,6 +247,8 @@ class Oracle:
                 instance.epoch, step.first_seq, len(step.append.records),
                 instance.visible.head, False, instance.visible.last_ts,
             )  # fmt: skip
+        elif step.archived:
+            due = Answer(instance.epoch, instance.visible.archived, 0, instance.visible.head)
         elif step.config is None:
             due = Answer(0, 0, before - instance.visible.count, instance.visible.head)
         else:
@@ -397,6 +404,7 @@ class Oracle:
             topic.evict_floor = view.evicted
             topic.bytes = view.bytes
             topic.config = view.config
+            topic.archived = view.archived
             if loss != "none":
                 later._leave_open(fit.instance, topic)
                 topic.volatile = set()

@@ -40,6 +40,8 @@ def mismatch(
         return f"head {view.head}, {max(left.head, acked_head)} was acknowledged"
     if view.head > left.head and not may_skip:
         return f"head {view.head}, {left.head} was due"
+    if view.archived != left.archived:
+        return f"archived to {view.archived}, {left.archived} was due"
     if view.records != left.live:
         return _first_difference(view.records, left.live)
     seen = (view.earliest, view.live, view.bytes, view.config)

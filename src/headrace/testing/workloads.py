@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from headrace.core.limits import KIB
 from headrace.storage.merge import MergePolicy
+from headrace.testing.archive_workload import archive
 from headrace.testing.driver import SMALL, Setup
 from headrace.testing.events import Loss
 from headrace.testing.model import NewRecord, Producer, config_of
@@ -473,8 +474,8 @@ _EAGER = replace(SMALL, checkpoint_wal_bytes=24 * KIB)
 _COLD = replace(SMALL, hot_retain_segments=1)
 _PLAIN = (
     append_fsync, append_disk, append_memory, append_ephemeral, append_classes, batch, rotation,
-    reserve, replay, checkpoint, delete, snapshots, lifecycle, configure, retention, idempotency,
-    closing, recovery,
+    reserve, replay, checkpoint, delete, snapshots, lifecycle, configure, retention, archive,
+    idempotency, closing, recovery,
 )  # fmt: skip
 
 WORKLOADS: dict[str, Workload] = {

@@ -16,7 +16,7 @@ from headrace.core.limits import (
     priority_max,
 )
 from headrace.core.settings import Settings
-from headrace.engine.topic_config import I32_MAX, U64_MAX
+from headrace.engine.topic_config import I32_MAX, SHOWN_WHERE_SET, U64_MAX, TopicConfig
 from headrace.wire.json_schema import REF, Extra, Schema
 from headrace.wire.pipeline_notes import PIPELINE_DESCRIPTIONS, pipeline_limits
 
@@ -51,6 +51,14 @@ DESCRIPTIONS: Final[dict[str, dict[str, str]]] = {
         "max_deliveries": "Of a queue: deliveries after which a job is dead; 0: no bound.",
         "dead_letter": "Of a queue: the topic that gets dead jobs.",
         "leases_durable": "Of a queue: whether leases survive a restart.",
+        "retain_until_archived": "Whether caps and TTL leave what is not archived yet; see "
+        "`/v0/topics/{topic}/archived`. Deletes do not wait.",
+        "retain_bytes_max": "Most bytes that are held back so; beyond, the oldest go all the same. "
+        "0: no bound.",
+    },
+    "ArchivedBody:request": {
+        "epoch": "Of the topic, as its state and every read give it.",
+        "to_seq": "Records up to this seq, with it, are safe elsewhere.",
     },
     "AppendBody:request": {
         "node": "Who wrote the records that name no node of their own.",
@@ -152,6 +160,7 @@ def limits_of(settings: Settings) -> Extra:
             "durable": {"type": "boolean"},
             "durability": {"enum": ["ephemeral", "memory", "disk", "fsync"]},
             "priority": {"minimum": -I32_MAX - 1, "maximum": I32_MAX},
+            "": {"required": sorted(set(TopicConfig.__struct_fields__) - set(SHOWN_WHERE_SET))},
         },
         "RecordIn:request": {"tag": tag, "node": node},
         "AppendBody:request": {
@@ -165,6 +174,7 @@ def limits_of(settings: Settings) -> Extra:
             **dict.fromkeys(("from_seq", "max_batch_bytes", "epoch", "from_ts", "last"), u64),
             "": {"allOf": [{"not": _both(*pair)} for pair in _STARTS]},
         },
+        "ArchivedBody:request": {"epoch": u64, "to_seq": u64},
         "DeleteBody:request": {"before_seq": u64, "match": _matches(), "": {"anyOf": _DELETE_BY}},
         "ClaimBody:request": {"node": holder, "max": u64, "lease_ms": u64},
         "AckBody:request": held,
@@ -203,6 +213,7 @@ def _config_limits() -> dict[str, Schema | None]:
     return {
         **dict.fromkeys(("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms"), unsigned),
         **dict.fromkeys(("lease_ms", "claim_jitter_ms", "max_deliveries"), unsigned),
+        "retain_bytes_max": unsigned,
         "priority": {"minimum": -I32_MAX - 1, "maximum": I32_MAX},
         "dead_letter": {"pattern": NAME_PATTERN},
     }

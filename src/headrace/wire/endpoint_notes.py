@@ -263,6 +263,20 @@ NOTES: Final[dict[tuple[str, str], Note]] = {
             "bytes": 8, "performance": {"server_total_ms": 0.2},
         },
     ),
+    ("POST", "/v0/topics/{topic}/archived"): Note(
+        "history",
+        "archived",
+        "A topic with `retain_until_archived` lets its caps and its TTL take records up to "
+        "`to_seq` from then on. It is on disk before the answer comes, and only goes up: a lower "
+        "one is answered with the one that holds. It belongs to the epoch: a topic that was made "
+        "anew starts anew. `to_seq` beyond the head is refused.",
+        errors=("topic_not_found", "epoch_mismatch"),
+        request_examples={"up to": {"epoch": 1, "to_seq": 2}},
+        answer_example={
+            "topic": "orders", "epoch": 1, "archived_seq": 2, "head_seq": 2,
+            "performance": {"server_total_ms": 0.4},
+        },
+    ),
     ("GET", "/v0/topics/{topic}/segments"): Note(
         "history",
         "segments",

@@ -29,6 +29,7 @@ from headrace.core.telemetry import (
 from headrace.engine.engine import Engine
 from headrace.engine.topic import Topic
 from headrace.wire.metrics import Metrics
+from headrace.wire.metrics_archive import watch_archives
 from headrace.wire.metrics_queues import leases_of, watch_queues
 from headrace.wire.metrics_scheduler import watch_scheduler
 
@@ -250,6 +251,7 @@ def _native_topics(metrics: Metrics, figures: EngineFigures) -> None:
     registry.gauge("headrace_bytes_live", "Their data and meta.", lambda: figures.bytes_live)
     registry.block(PER_TOPIC, lambda: _topic_lines(figures))
     watch_queues(registry, figures.engine, figures.shown)
+    watch_archives(registry, figures.engine, figures.shown)
     registry.gauge(
         "headrace_topic_metrics_truncated",
         f"1 when only the first {TOPICS_SHOWN_MAX} topics have series of their own.",

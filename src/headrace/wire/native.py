@@ -28,7 +28,13 @@ from headrace.core.limits import (
     reserved_topic_prefixes,
     seq_max,
 )
-from headrace.engine.topic_config import EPHEMERAL, MEMORY, TopicConfig, decode_config
+from headrace.engine.topic_config import (
+    EPHEMERAL,
+    MEMORY,
+    SHOWN_WHERE_SET,
+    TopicConfig,
+    decode_config,
+)
 from headrace.wire.exchange import JSON, Exchange, Header, Headers, Key, Reply
 
 T = TypeVar("T")
@@ -77,9 +83,17 @@ class Vocabulary:
         """A code, a key or an event's name: `topic_not_found` is `box_not_found` for boxes."""
         return word
 
-    def config(self, config: TopicConfig) -> TopicConfig:
-        """A config as it is echoed."""
-        return config
+    def config(self, config: TopicConfig) -> dict[str, object]:
+        """A config as it is echoed.
+
+        >>> len(TOPICS.config(TopicConfig())), len(TOPICS.config(TopicConfig(retain_bytes_max=1)))
+        (17, 19)
+        """
+        echoed: dict[str, object] = msgspec.structs.asdict(config)
+        if not any(echoed[name] for name in SHOWN_WHERE_SET):
+            for name in SHOWN_WHERE_SET:
+                del echoed[name]
+        return echoed
 
     def read_config(self, data: bytes) -> TopicConfig:
         """A config as it was sent."""
@@ -92,11 +106,10 @@ class BoxVocabulary(Vocabulary):
     def word(self, word: str) -> str:
         return word.replace("topics", "boxes").replace("topic", "box")
 
-    def config(self, config: TopicConfig) -> TopicConfig:
-        if config.durability != EPHEMERAL:
-            return config
-        echoed = msgspec.structs.replace(config)
-        msgspec.structs.force_setattr(echoed, "durability", MEMORY)
+    def config(self, config: TopicConfig) -> dict[str, object]:
+        echoed = super().config(config)
+        if config.durability == EPHEMERAL:
+            echoed["durability"] = MEMORY
         return echoed
 
     def read_config(self, data: bytes) -> TopicConfig:

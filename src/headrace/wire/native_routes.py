@@ -92,4 +92,9 @@ def _routes(
             "Delete records below a seq, by tag, or both at once",
             request=types.DeleteBody, response=types.DeleteAnswer, hidden=hidden,
         ),
+        Route(
+            "POST", one + "/archived", topics.archived, vocabulary, frozenset({ADMIN}),
+            "Say up to which seq the records are kept elsewhere, too",
+            request=types.ArchivedBody, response=types.ArchivedAnswer, hidden=hidden,
+        ),
     ]  # fmt: skip

@@ -14,6 +14,7 @@ import msgspec
 from headrace.core.errors import HeadraceError, InvalidRequest
 from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
+from headrace.engine.archiving import ArchivedTo
 from headrace.engine.deleting import DeleteResult, TagMatch
 from headrace.engine.engine import Engine
 from headrace.engine.lifecycle import Deleted, Put
@@ -34,9 +35,10 @@ from headrace.wire.native import (
     flag,
     query_of,
 )
-from headrace.wire.native_types import DeleteBody
+from headrace.wire.native_types import ArchivedBody, DeleteBody
 
 _DELETE_DECODER: Final = msgspec.json.Decoder(DeleteBody)
+_ARCHIVED_DECODER: Final = msgspec.json.Decoder(ArchivedBody)
 _CURSOR_BYTES_MAX: Final = 4_096
 _U64_DIGITS_MAX: Final = 19
 
@@ -119,6 +121,10 @@ class TopicsApi:
             "last_write_ts": info.last_write_ms or None,
             "last_read_ts": info.last_read_ms or None,
         }
+        if info.archived_seq:
+            fields["archived_seq"] = info.archived_seq
+        if info.overtaken_seq:
+            fields["overtaken_seq"] = info.overtaken_seq
         if info.config.type == "queue":
             jobs = self._engine.queues.counts(info.topic)
             shown = {
@@ -176,6 +182,26 @@ class TopicsApi:
             answer_object(exchange, 200, encode(fields), Timing(exchange, self._clock))
 
         self._engine.delete_topic(name, if_empty=if_empty).when_done(answer)
+
+    def archived(self, exchange: Exchange) -> None:
+        """Somebody keeps the records up to a seq elsewhere, too."""
+        body = decode(exchange, _ARCHIVED_DECODER)
+        epoch, to_seq = check_u64("epoch", body.epoch), check_u64("to_seq", body.to_seq)
+        assert epoch is not None and to_seq is not None
+
+        def answer(ticket: Ticket[ArchivedTo]) -> None:
+            if self._failed(exchange, ticket):
+                return
+            now = ticket.result()
+            fields = {
+                self._vocabulary.noun: now.topic,
+                "epoch": now.epoch,
+                "archived_seq": now.archived_seq,
+                "head_seq": now.head_seq,
+            }
+            answer_object(exchange, 200, encode(fields), Timing(exchange, self._clock))
+
+        self._engine.archives.told(exchange.params[0], epoch, to_seq).when_done(answer)
 
     # Records
 

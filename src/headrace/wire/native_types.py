@@ -138,6 +138,23 @@ class DeleteAnswer(msgspec.Struct):
     performance: Performance
 
 
+class ArchivedBody(msgspec.Struct):
+    """Up to which seq a topic is kept elsewhere, too."""
+
+    epoch: Unsigned
+    to_seq: Unsigned
+
+
+class ArchivedAnswer(msgspec.Struct):
+    """The watermark that holds now."""
+
+    topic: str
+    epoch: int
+    archived_seq: int
+    head_seq: int
+    performance: Performance
+
+
 class PutAnswer(msgspec.Struct):
     """A topic's config as it is now."""
 
@@ -174,6 +191,17 @@ class StateAnswer(msgspec.Struct):
     last_read_ts: int | None
     performance: Performance
     queue: QueueState | msgspec.UnsetType = msgspec.UNSET
+    archived_seq: Annotated[
+        int | msgspec.UnsetType,
+        Meta(description="Up to here records are kept elsewhere, too; absent: nobody said so yet."),
+    ] = msgspec.UNSET
+    overtaken_seq: Annotated[
+        int | msgspec.UnsetType,
+        Meta(
+            description="The last record that a cap or the TTL took before it was archived, "
+            "because more than `retain_bytes_max` was held back; absent: none was."
+        ),
+    ] = msgspec.UNSET
 
 
 class ListedTopic(msgspec.Struct):

@@ -42,6 +42,8 @@ DEFAULTS = {
     "max_deliveries": 0,
     "dead_letter": None,
     "leases_durable": False,
+    "retain_until_archived": False,
+    "retain_bytes_max": 0,
 }
 CUSTOM = {
     "type": "queue",
@@ -61,6 +63,8 @@ CUSTOM = {
     "max_deliveries": 13,
     "dead_letter": "graveyard",
     "leases_durable": True,
+    "retain_until_archived": True,
+    "retain_bytes_max": 14,
 }
 
 
@@ -337,9 +341,9 @@ def test_the_topic_cap_admits_exactly_so_many(start: Start) -> None:
 # Config
 
 
-def test_the_config_has_seventeen_fields_and_these_defaults() -> None:
+def test_the_config_has_nineteen_fields_and_these_defaults() -> None:
     assert msgspec.to_builtins(TopicConfig()) == DEFAULTS
-    assert len(DEFAULTS) == 17
+    assert len(DEFAULTS) == 19
     assert msgspec.json.decode(TopicConfig().encode()) == DEFAULTS
 
 
@@ -392,6 +396,8 @@ BAD_CONFIGS = [
     {"dead_letter": 7},
     {"dead_letter": ""},
     {"leases_durable": None},
+    {"retain_until_archived": 1},
+    {"retain_bytes_max": -1},
     [1],
     "config",
     5,

@@ -79,6 +79,24 @@ def test_a_restore_gives_every_topic_a_new_epoch(lab: Lab) -> None:
     assert twice.topic("a").epoch == 2 * EPOCHS_PER_GENERATION + 1
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_restored_topic_is_not_archived_yet(lab: Lab, sealed: bool) -> None:
+    """Its epoch is another one: what an archive holds of the old one may end elsewhere."""
+    engine = lab.start(SimDisk())
+    config = {"cap_records": 2, "retain_until_archived": True, "retain_bytes_max": 2}
+    epoch = engine.put_topic("t", config).result().epoch
+    engine.append("t", [b"x"] * 6).result()
+    engine.archives.told("t", epoch, 3).result()
+    assert (engine.topic("t").archived_seq, engine.topic("t").earliest_seq) == (3, 4)
+    if sealed:
+        engine.checkpoint().result()
+    engine.flush()
+    target = SimDisk()
+    offline(lab.killed(engine), target)
+    after = lab.start(restored(target)).topic("t")
+    assert (after.archived_seq, after.overtaken_seq, after.earliest_seq) == (0, 2, 4)
+
+
 def test_no_gap_is_announced_after_a_restore_on_another_machine(lab: Lab) -> None:
     """Seqs that were only reserved belong to the old epochs."""
     disk, target = lab.world().disk.copy(), SimDisk()

@@ -32,6 +32,7 @@ def disk(lab: Lab) -> SimDisk:
     engine.append("orders", [{"id": 4}]).result()
     engine.delete("orders", before_seq=2).result()
     engine.delete("orders", match="x").result()
+    engine.archives.told("orders", engine.topic("orders").epoch, 3).result()
     engine.put_topic("late", {"ttl_ms": 5}).result()
     engine.delete_topic("keyed").result()
     killed: SimDisk = lab.killed(engine)
@@ -74,6 +75,8 @@ def test_entries_of_the_log(disk: SimDisk) -> None:
     assert json.loads(created["config"])["ttl_ms"] == 5
     floor = next(entry for entry in entries if entry["kind"] == "records_delete")
     assert floor["floor"] == 1
+    archived = next(entry for entry in entries if entry["kind"] == "archived")
+    assert (archived["topic"], archived["to_seq"]) == ("orders", 3)
     appended = next(entry for entry in entries if entry["kind"] == "append")
     assert (appended["first_seq"], appended["count"]) == (3, 1)
 

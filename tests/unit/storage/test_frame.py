@@ -17,6 +17,7 @@ from headrace.storage.frame import (
     ENTRY_TYPES,
     FORMAT_VERSION,
     PAGE_BYTES,
+    Archived,
     FileHeader,
     Floor,
     Gap,
@@ -45,6 +46,8 @@ CONTROLS = [
     TopicDelete(9),
     RecordsDelete(5, b"\x01\x02"),
     Floor(3, 4),
+    Floor(3, 4, 2),
+    Archived(1 << 32, 7),
     Reserve(1 << 52),
     Gap(7, 9),
     State(b"abc", b"side"),
@@ -182,6 +185,7 @@ def test_the_on_disk_numbers_never_change() -> None:
         "ENTRY_ROUTER": 11,
         "ENTRY_ROUTER_DELETE": 12,
         "ENTRY_FORWARD": 13,
+        "ENTRY_ARCHIVED": 14,
     }
     events = [name for name in vars(frame) if name.startswith("EVENT_")]
     assert {name: getattr(frame, name) for name in events} == {

@@ -120,6 +120,27 @@ def test_counts_are_exact_after_two_topics_and_two_records(
     assert 'headrace_topic_queue_ready{topic="jobs"}' not in text
 
 
+def test_archives_that_are_behind_and_overtaken(engine: Engine, metrics: Metrics) -> None:
+    config = {"cap_records": 1, "retain_until_archived": True, "retain_bytes_max": 2}
+    engine.append("plain", [1, 2]).result()
+    epoch = engine.put_topic("kept", config).result().epoch
+    engine.append("kept", [1, 2, 3]).result()
+    lag = "headrace_topic_archive_lag_records"
+    samples = parse(metrics)
+    assert [key for key in samples if key[0] == lag] == [one(lag, topic="kept")]
+    assert samples[one(lag, topic="kept")] == 3
+    assert samples[one("headrace_topics_overtaken")] == 0
+    engine.append("kept", [4, 5]).result()
+    samples = parse(metrics)
+    assert samples[one("headrace_topics_overtaken")] == 1
+    assert samples[one("headrace_topics_overtaken_records_total")] == 2
+    engine.archives.told("kept", epoch, 4).result()
+    samples = parse(metrics)
+    assert samples[one(lag, topic="kept")] == 1
+    assert samples[one("headrace_topics_overtaken")] == 0
+    assert samples[one("headrace_topics_overtaken_records_total")] == 2
+
+
 def test_a_line_is_found_by_its_beginning(metrics: Metrics) -> None:
     """Simple readers take the first line that starts with a name."""
     lines = metrics.registry.text().splitlines()

@@ -21,6 +21,7 @@ from headrace.client.calls import Call, Config, Match, Nodes
 from headrace.client.message import Address, Heads, Response
 from headrace.client.models import (
     Appended,
+    ArchivedTo,
     ArrowPage,
     Health,
     Manifest,
@@ -297,6 +298,10 @@ class AsyncClient(AsyncQueueCalls, AsyncPipelineCalls):
     async def topic(self, topic: str, *, touch: bool = True) -> TopicState:
         """The state of a topic; with `touch` this look counts as a read."""
         return value(await self._send(calls.topic(topic, touch)), TopicState)
+
+    async def archived(self, topic: str, epoch: int, to_seq: int) -> ArchivedTo:
+        """Say that records up to `to_seq` are safe elsewhere; answers with what holds then."""
+        return value(await self._send(calls.archived(topic, epoch, to_seq)), ArchivedTo)
 
     async def topics(self, prefix: str = "") -> AsyncIterator[TopicSummary]:
         """All topics whose names begin with `prefix`, by name, a page at a time."""

@@ -22,6 +22,7 @@ from headrace.client.calls import Call, Config, Match, Nodes
 from headrace.client.message import Address, Heads, Response
 from headrace.client.models import (
     Appended,
+    ArchivedTo,
     ArrowPage,
     Health,
     Manifest,
@@ -297,6 +298,10 @@ class Client(QueueCalls, PipelineCalls):
     def topic(self, topic: str, *, touch: bool = True) -> TopicState:
         """The state of a topic; with `touch` this look counts as a read."""
         return value(self._send(calls.topic(topic, touch)), TopicState)
+
+    def archived(self, topic: str, epoch: int, to_seq: int) -> ArchivedTo:
+        """Say that records up to `to_seq` are safe elsewhere; answers with what holds then."""
+        return value(self._send(calls.archived(topic, epoch, to_seq)), ArchivedTo)
 
     def topics(self, prefix: str = "") -> Iterator[TopicSummary]:
         """All topics whose names begin with `prefix`, by name, a page at a time."""

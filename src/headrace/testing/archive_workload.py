@@ -1,0 +1,41 @@
+"""The workload of the watermark: topics that wait for their archive, and one that is told in vain.
+
+What is right is not decided here; see `workloads.py`, which lists it with the others.
+"""
+
+from __future__ import annotations
+
+from headrace.testing.model import config_of
+from headrace.testing.stage import Stage
+
+
+def archive(stage: Stage) -> None:
+    """What an archive is told to have is let go, and nothing else, unless it is too much."""
+    driver = stage.open()
+    kept: dict[str, object] = {"retain_until_archived": True}
+    configs = {
+        "records": config_of(durability="fsync", cap_records=3, **kept),
+        "bytes": config_of(durability="disk", cap_bytes=90, retain_bytes_max=150, **kept),
+        "ttl": config_of(durability="disk", ttl_ms=300, retain_bytes_max=200, **kept),
+        "plain": config_of(durability="disk", cap_records=6),
+    }
+    for turn in range(8):
+        for name, config in configs.items():
+            driver.append(name, *stage.records(1 + stage.dice.below(3), tagged=True), config=config)
+            stage.pace(driver)
+            topic = driver.engine.core.by_name.get(name)
+            if topic is not None and stage.dice.below(3):
+                driver.archived(name, max(0, topic.head - stage.dice.below(4)))
+                stage.pace(driver)
+        driver.finish()
+        stage.clock.advance(100)
+        if turn == 3:
+            driver.delete("records", match="a")
+            driver.put("plain", config_of(durability="disk", cap_records=3, **kept))
+        if turn == 5:
+            driver.drop("bytes")
+            driver.put("records", config_of(durability="fsync", cap_records=2))
+        if turn in (1, 4):
+            stage.checkpoint(driver)
+            driver.steps(stage.dice.below(9))
+    driver.finish()
