@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+import pyarrow as pa
 import pytest
 
 import headrace
@@ -170,6 +171,21 @@ def test_it_serves_and_says_where(serve: Serve) -> None:
         assert ask(address, "GET", path)[0] == 200
         assert ask(address, "HEAD", path)[:2] == (200, {})
     assert f"http://{address}" in server.said()
+
+
+def test_columns_do_not_bring_pandas(serve: Serve) -> None:
+    """It is installed here, and pyarrow would import it with everybody waiting."""
+    server = serve()
+    rows = pa.record_batch({"data": ["1", "2"]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    connection = http.client.HTTPConnection(server.address, timeout=PATIENCE_SECONDS)
+    with contextlib.closing(connection):
+        kind = {"Content-Type": "application/vnd.apache.arrow.stream"}
+        connection.request("POST", "/v0/topics/t", sink.getvalue().to_pybytes(), kind)
+        assert connection.getresponse().status == 201
+    assert "/pandas/" not in Path(f"/proc/{server.process.pid}/maps").read_text()
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,9 @@ class Lockstep:
         )
 
     def config(self) -> TopicConfig:
+        durability = self.pick(("fsync", "disk", "memory", "ephemeral"))
         return config_of(
-            durability=self.pick(("fsync", "disk", "memory", "ephemeral")),
+            durability=durability,
             cap_records=self.pick((0, 0, 0, 5, 20)),
             cap_bytes=self.pick((0, 0, 0, 200, 900)),
             ttl_ms=self.pick((0, 0, 0, 500, 5_000)),
@@ -124,7 +125,7 @@ class Lockstep:
             idempotency_window_ms=2_000,
             dedupe_node=self.dice.coin(),
             retain_until_archived=self.pick((False, False, True)),
-            retain_bytes_max=self.pick((0, 0, 150)),
+            retain_bytes_max=150 if durability == "ephemeral" else self.pick((0, 0, 150)),
         )
 
     def append(self) -> None:
@@ -303,11 +304,11 @@ class Lockstep:
             info = infos[name]
             seen = (
                 info.head_seq, info.earliest_seq, info.count, info.bytes, info.config,
-                info.archived_seq,
+                info.archived_seq, info.overtaken_seq,
             )  # fmt: skip
             assert seen == (
                 topic.head, topic.earliest_seq, topic.count, topic.bytes, topic.config,
-                topic.archived,
+                topic.archived, topic.overtaken,
             ), name  # fmt: skip
         core = self.driver.engine.core
         assert core.total_bytes == sum(topic.bytes for topic in due.values())

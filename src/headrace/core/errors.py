@@ -279,6 +279,20 @@ class LakeConflict(ClientError):
     status = 409
 
 
+class LakeUnavailable(ServerError):
+    """Records that only the lake has cannot be read now: it is not there, or does not answer."""
+
+    code = "lake_unavailable"
+    status = 503
+    retryable = True
+
+
+class LakeCorrupt(CorruptionError):
+    """The lake does not have, or cannot prove to have, a record that it should have."""
+
+    code = "lake_corrupt"
+
+
 class RowsRefused(ClientError):
     """The server does not take these rows of a DataFrame, however often they are sent."""
 

@@ -89,8 +89,8 @@ class Settings:
     lake: Annotated[
         str,
         _text(
-            "Where `headrace lake` keeps tables: a directory, or an s3:// or gs:// address; empty:"
-            " `lake` in the data directory."
+            "Where `headrace lake` keeps tables, and reads of topics with `cold_reads` look: a"
+            " directory, or an s3:// or gs:// address; empty: `lake` in the data directory."
         ),
     ] = ""
 

@@ -74,10 +74,13 @@ class Archives:
         core.refuse_writes(core.shard_of(topic.id))
         # What comes behind it in the log counts after it, as it will when the log is replayed.
         topic.unsettled_syncs += 1
+        topic.archiving_to = max(topic.archiving_to, to_seq)
 
         def done(error: HeadraceError | None) -> None:
             topic.unsettled_syncs -= 1
             if error is not None:
+                # Everything staged behind this failed with it.
+                topic.archiving_to = 0
                 ticket.fail(error)
                 return
             raise_archived(core, topic, to_seq)

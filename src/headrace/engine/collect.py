@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+import pyarrow as pa
 from pyroaring import BitMap64
 
 from headrace.core.errors import SegmentCorrupt
@@ -18,6 +19,7 @@ from headrace.engine.blocklist import BlockList
 from headrace.engine.topic import Topic
 from headrace.storage.block import Block, Rows
 from headrace.storage.catalog import runs_in
+from headrace.storage.page_columns import rows_of_page
 from headrace.storage.segment_reader import Run, Segment
 
 # A page that leaves out almost everything it meets ends after so many rows, and says how far it
@@ -49,6 +51,7 @@ class Collector:
         "bytes_left",
         "cold",
         "cursor",
+        "elsewhere",
         "full",
         "left",
         "nodes",
@@ -66,15 +69,21 @@ class Collector:
         self.rows: list[Rows] = []
         self.scanned = 0
         self.cold = 0  # of those, the ones in the cold tier
+        self.elsewhere = 0  # and the ones that only the lake has
         self.full = request.limit == 0
         self._frozen: BitMap64 | None = None
         self._base = 0
         self._skips_left = max(SKIPPED_ROWS_MIN, SKIPPED_ROWS_PER_ROW * request.limit)
 
-    def freeze(self) -> None:
-        """From here to `thaw` another thread collects: it sees the holes as they are now."""
-        holes = self.topic.holes
-        self._frozen = holes.copy() if holes is not None else BitMap64()
+    def freeze(self, gone: BitMap64 | None = None) -> None:
+        """From here to `thaw` another thread collects: it sees the holes as they are now.
+
+        `gone` are its own, in place of those of the topic.
+        """
+        if gone is None:
+            holes = self.topic.holes
+            gone = holes.copy() if holes is not None else BitMap64()
+        self._frozen = gone
         self._base = self.topic.base
 
     def thaw(self) -> None:
@@ -100,6 +109,10 @@ class Collector:
             end = run.fit(start, end, max(self.bytes_left, 0), wait)
             self._add(run.rows(start, end, wait), run.size_of(start, end, wait))
             start = end
+
+    def take_batch(self, batch: pa.RecordBatch, size: int) -> None:
+        """Take rows that have the columns of a page; `size` are their bytes."""
+        self._add(rows_of_page(batch), size)
 
     def take_blocks(self, blocks: BlockList, last: int) -> None:
         """Take from memory until `last` is passed or the page is full."""

@@ -39,10 +39,13 @@ class ColumnCollector(Collector):
         start = run.row_of(self.cursor + 1, wait)
         while start < stop and not self.full:
             end = min(stop, start + self.left)
-            end = _fit(lambda a, b: run.size_of(a, b, wait), start, end, self.bytes_left)
+            end = fit(lambda a, b: run.size_of(a, b, wait), start, end, self.bytes_left)
             for batch in columns_of_run(run, start, end, wait):
                 self._take(batch)
             start = end
+
+    def take_batch(self, batch: pa.RecordBatch, size: int) -> None:
+        self._take(batch)
 
     def take_blocks(self, blocks: BlockList, last: int) -> None:
         while not self.full:
@@ -80,7 +83,7 @@ class ColumnCollector(Collector):
                 break
             size = block.size_of(start, stop)
             if size > room:
-                stop = _fit(block.size_of, start, stop, room)
+                stop = fit(block.size_of, start, stop, room)
                 size = block.size_of(start, stop)
                 if size <= room or not pieces:
                     pieces.append((topic_id, block, start, stop))
@@ -113,7 +116,7 @@ class ColumnCollector(Collector):
         self.full = self.left <= 0 or self.bytes_left <= 0 or self._skips_left <= 0
 
 
-def _fit(size_of: Callable[[int, int], int], start: int, stop: int, bytes_max: int) -> int:
+def fit(size_of: Callable[[int, int], int], start: int, stop: int, bytes_max: int) -> int:
     """The largest end such that rows start..end hold at most `bytes_max`; at least one row."""
     if size_of(start, stop) <= bytes_max:
         return stop

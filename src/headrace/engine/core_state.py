@@ -38,6 +38,7 @@ from headrace.storage.cache import BlockCache
 from headrace.storage.catalog import Catalog
 from headrace.storage.frame import Control, encode_control
 from headrace.storage.fs import Filesystem
+from headrace.storage.history import History
 from headrace.storage.tier import Tiers
 from headrace.storage.wal import WalShard
 
@@ -80,6 +81,7 @@ class Core:
         self.by_name: dict[str, Topic] = {}
         self.names = NameIndex()  # the keys of `by_name`
         self.by_id: dict[int, Topic] = {}
+        self.directory = ""  # the name of the data directory, once recovery has read it
         self.next_topic_id = 1
         self.next_file_id = 1
         self.wal_numbers = count(1)  # two threads take from it
@@ -99,6 +101,10 @@ class Core:
         self.tag_index_bytes = 0
         self.relocated_bytes_total = 0  # of files that moved to the cold tier
         self.cold_reads_total = 0  # records that reads took from there
+        self.history: History | None = None  # where what topics let go is kept, too
+        self.lake_reads_total = 0  # reads of that, the records they took, and those that failed
+        self.lake_records_total = 0
+        self.lake_read_errors_total = 0
         self.sealed_topics: dict[int, Topic] = {}  # may have sealed blocks in memory, by time
         self.dirty: dict[int, Topic] = {}  # changed since the last checkpoint
         self.removed: set[int] = set()  # deleted since the last checkpoint

@@ -3,6 +3,7 @@
 Only this file resolves what a delete means.  A delete below a seq is one number, however much it
 covers; a delete by tag is looked up, in memory and in sealed files, never scanned for.  The log
 entry lists what was resolved, so that replaying it later, after other appends, means the same.
+Where the past of a topic is served from elsewhere, a delete is about that, too: see `erased.py`.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ class Deleter:
         """Delete up to `last`, whose place in a cold file is looked up first, off the loop."""
         core = self._core
         floor = last if last > topic.base else 0
+        if topic.erased is not None and not topic.erased.knows(last):
+            floor = last
         try:
             if floor and core.tiers.cold is not None:
                 topic.size_between(topic.base + 1, floor, core.sealed(topic, wait=False))
@@ -106,7 +109,12 @@ class Deleter:
         core.runtime.submit(LANE, lambda: fetch_front(files, topic_id, floor - 1), looked)
 
     def _log_if_possible(
-        self, topic: Topic, floor: int, seqs: BitMap64 | None, ticket: Ticket[DeleteResult]
+        self,
+        topic: Topic,
+        floor: int,
+        seqs: BitMap64 | None,
+        ticket: Ticket[DeleteResult],
+        tagged: tuple[TagMatch, int] | None = None,
     ) -> None:
         """After a wait the log may not take entries any more."""
         try:
@@ -114,7 +122,7 @@ class Deleter:
         except HeadraceError as refusal:
             ticket.fail(refusal)
             return
-        self._log(topic, floor, seqs, ticket)
+        self._log(topic, floor, seqs, ticket, tagged)
 
     def _in_memory(self, topic: Topic, match: TagMatch) -> list[int]:
         core, index = self._core, topic.tags or TagIndex()
@@ -138,8 +146,9 @@ class Deleter:
         ticket: Ticket[DeleteResult],
     ) -> None:
         base, files = topic.base, self._core.catalog.files_of(topic.id)
+        tagged = match, last
         if topic.sealed_to <= base:
-            self._log(topic, 0, found, ticket)
+            self._log(topic, 0, found, ticket, tagged)
             return
 
         def look(wait: bool) -> BitMap64:
@@ -154,7 +163,7 @@ class Deleter:
                 ticket.fail(typed(error))
                 return
             assert isinstance(value, BitMap64)
-            self._log_if_possible(topic, 0, found | value, ticket)
+            self._log_if_possible(topic, 0, found | value, ticket, tagged)
 
         try:
             looked(look(False), None)
@@ -164,14 +173,24 @@ class Deleter:
             ticket.fail(typed(error))
 
     def _log(
-        self, topic: Topic, floor: int, seqs: BitMap64 | None, ticket: Ticket[DeleteResult]
+        self,
+        topic: Topic,
+        floor: int,
+        seqs: BitMap64 | None,
+        ticket: Ticket[DeleteResult],
+        tagged: tuple[TagMatch, int] | None = None,
     ) -> None:
         core = self._core
         if seqs is not None:
             seqs.remove_range(0, topic.base + 1)
             if topic.holes:
                 seqs -= topic.holes
-        if not floor and not seqs:
+        elsewhere = None
+        if tagged is not None and topic.erased is not None:
+            match, last = tagged
+            last = min(last, topic.base)
+            elsewhere = None if topic.erased.knows(last) else (*match, last)
+        if not floor and not seqs and elsewhere is None:
             ticket.resolve(result_of(topic, 0))
             return
 
@@ -181,20 +200,29 @@ class Deleter:
             elif not topic.live:
                 ticket.resolve(DeleteResult(topic.name, 0, topic.head + 1, topic.head, 0, 0))
             else:
-                ticket.resolve(result_of(topic, apply_delete(core, topic, floor, seqs)))
+                deleted = apply_delete(core, topic, floor, seqs, elsewhere)
+                ticket.resolve(result_of(topic, deleted))
 
         if not core.is_logged(topic):
             done(None)
             return
-        entry = RecordsDelete(floor, seqs.serialize() if seqs else b"")
+        entry = RecordsDelete(floor, seqs.serialize() if seqs else b"", elsewhere)
         needs_sync = topic.needs_sync or topic.unsettled_syncs > 0
         core.log(topic, ENTRY_RECORDS_DELETE, entry, needs_sync=needs_sync, done=done)
 
 
-def apply_delete(core: Core, topic: Topic, floor: int, seqs: BitMap64 | None) -> int:
+def apply_delete(
+    core: Core,
+    topic: Topic,
+    floor: int,
+    seqs: BitMap64 | None,
+    elsewhere: tuple[str, bool, int] | None = None,
+) -> int:
     """Make a logged delete true; returns how many records went.  Applying twice is once."""
     deleted = 0
-
+    if topic.erased is not None:
+        topic.erased.delete(floor, seqs, elsewhere)
+        core.mark(topic)
     if floor > topic.base:
         deleted += topic.live_between(topic.base + 1, floor)
         topic.delete_floor = max(topic.delete_floor, min(floor, topic.head))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headrace.core.errors import (
+    ConfigError,
     HeadraceError,
     InvalidRequest,
     Throttled,
@@ -70,6 +71,7 @@ class Lifecycle:
             raise TopicNotFound.named(name)
         check_name(name)
         check_dead_letter(name, config)
+        self._check_cold_reads(config)
         self.check_topics_max()
 
     def create_for_append(self, name: str, config: TopicConfig, count: int) -> Topic:
@@ -83,6 +85,8 @@ class Lifecycle:
         ticket: Ticket[Put] = Ticket(core.runtime)
         check_dead_letter(name, config)
         topic = core.find(name)
+        if topic is None or not topic.config.cold_reads:
+            self._check_cold_reads(config)
         if topic is None:
             self._create(name, config, RESERVE_AT_CREATE, ticket)
         elif topic.config.type != config.type:
@@ -202,6 +206,14 @@ class Lifecycle:
         core.log(topic, ENTRY_TOPIC_CREATE, entry, needs_sync=True, done=done)
         return topic
 
+    def _check_cold_reads(self, config: TopicConfig) -> None:
+        if config.cold_reads and self._core.history is None:
+            raise ConfigError(
+                "this server cannot read a lake: the package deltalake is not there",
+                fix="pip install 'headrace[cold]' where `headrace serve` runs, and restart it",
+                detail={"field": "cold_reads"},
+            )
+
     def check_topics_max(self, more: int = 1) -> None:
         """Refuse topics beyond what is allowed."""
         topics, topics_max = len(self._core.by_name), self._core.settings.max_topics
@@ -235,12 +247,14 @@ class Lifecycle:
                 core.keys.save_again(topic.id, config.idempotency_window_ms)
             core.totals.reconfigured(topic.config, config)
             topic.set_config(config)
+            core.note_overtaken(topic)
             topic.reserved = max(topic.reserved, reserved_to)
             core.mark(topic)
             retention.enforce(core, topic)
             ticket.resolve(Put(topic.name, topic.epoch, config, False))
 
-        entry = TopicConfigEntry(config.encode(), reserved_to, topic.staged)
+        archived_to = max(topic.archived_seq, topic.archiving_to)
+        entry = TopicConfigEntry(config.encode(), reserved_to, topic.staged, archived_to)
         core.log(topic, ENTRY_TOPIC_CONFIG, entry, needs_sync=True, done=done)
 
 

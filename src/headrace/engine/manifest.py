@@ -23,6 +23,7 @@ from headrace.core.errors import NotFound, SegmentCorrupt, Throttled, typed
 from headrace.core.runtime import Ticket
 from headrace.engine import retention
 from headrace.engine.core_state import Core
+from headrace.engine.erased import Erased
 from headrace.engine.retention import LANE
 from headrace.engine.sealed_files import SealedFiles
 from headrace.engine.topic import Topic
@@ -75,6 +76,15 @@ class ManifestFile(msgspec.Struct, frozen=True):
     bytes: int  # data and meta of this topic's rows
 
 
+class Erasures(msgspec.Struct, frozen=True):
+    """What somebody deleted of a topic with `cold_reads`, also of what the topic holds no more."""
+
+    since: int  # deletes of seqs from here on are all known
+    below: int  # everything up to here was deleted
+    seqs: str  # base64 of a 64-bit Roaring bitmap in its portable form
+    tags: list[tuple[str, bool, int]]  # tag, whether it is a prefix, up to which seq
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """Where a topic's records are.
 
@@ -96,6 +106,8 @@ class Manifest(msgspec.Struct, frozen=True):
     pin_expires_ms: int
     deletes: list[tuple[int, int]] | None = None  # first and last; None: see deletes_bitmap
     deletes_bitmap: str | None = None  # base64 of a 64-bit Roaring bitmap in its portable form
+    directory: str = ""  # the name that the data directory keeps for life
+    erased: Erasures | None = None  # of a topic with `cold_reads`
 
 
 class _Pin:
@@ -205,6 +217,8 @@ class Manifests:
             pin_expires_ms=kept.expires_ms,
             deletes=found.deletes,
             deletes_bitmap=found.deletes_bitmap,
+            directory=core.directory,
+            erased=found.erased,
         )
 
     def _located(self, file: ManifestFile, segment: Segment) -> ManifestFile:
@@ -258,10 +272,17 @@ def _removed(_value: object, error: BaseException | None) -> None:
 class _Found:
     """What the files say, and the bitmap of deletes in the form it is sent in."""
 
-    __slots__ = ("_segments", "deletes", "deletes_bitmap", "files")
+    __slots__ = ("_segments", "deletes", "deletes_bitmap", "erased", "files")
 
-    def __init__(self, files: list[ManifestFile], segments: list[Segment], dead: BitMap64) -> None:
+    def __init__(
+        self,
+        files: list[ManifestFile],
+        segments: list[Segment],
+        dead: BitMap64,
+        erased: Erased | None,
+    ) -> None:
         self.files = files
+        self.erased = None if erased is None else _erasures(erased)
         self._segments = segments
         ranges = list(islice(ranges_of(dead), DELETE_RANGES_MAX + 1))
         self.deletes: list[tuple[int, int]] | None = ranges
@@ -272,6 +293,12 @@ class _Found:
 
     def pairs(self) -> list[tuple[ManifestFile, Segment]]:
         return list(zip(self.files, self._segments, strict=True))
+
+
+def _erasures(erased: Erased) -> Erasures:
+    tags = [(tag, prefix, last) for (tag, prefix), last in erased.tags.items()]
+    seqs = b64encode(erased.seqs.serialize()).decode()
+    return Erasures(erased.since, erased.below, seqs, tags)
 
 
 class _Seen:
@@ -290,6 +317,7 @@ class _Seen:
         )  # fmt: skip
         self.gaps = sorted([*topic.gaps, *topic.trims])
         self._holes = BitMap64() if topic.holes is None else topic.holes.copy()
+        self._erased = None if topic.erased is None else topic.erased.copy()
 
     def find(self, files: Sequence[Segment]) -> _Found:
         """Off the loop: the files with rows that were live, and which of their rows were not."""
@@ -307,7 +335,7 @@ class _Seen:
         dead.remove_range(self.sealed_to + 1, self.head + 2)
         for first, last in self.gaps:
             dead.remove_range(first, last + 1)
-        return _Found(found, segments, dead)
+        return _Found(found, segments, dead, self._erased)
 
     def _file_of(self, run: Run) -> ManifestFile:
         """A file's rows of this topic; those above what is sealed belong to the tail."""

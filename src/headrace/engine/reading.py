@@ -3,7 +3,8 @@
 Only this file walks records.  A page holds at most so many records and so many bytes, never skips a
 live record, and says what was lost before its first one.  What memory or the page cache holds is
 read at once; what needs a disk or an object store is read in the reader lane, and the walk goes on
-from there, against the state of that moment.
+from there, against the state of that moment.  What a topic with `cold_reads` has let go is read in
+a lane of its own, from the lake.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pyarrow as pa
 from headrace.core.errors import (
     HeadraceError,
     InvalidRequest,
+    LakeUnavailable,
     TopicNotFound,
     typed,
 )
@@ -25,15 +27,20 @@ from headrace.engine import retention
 from headrace.engine.admission import check_seq
 from headrace.engine.collect import Collector, ReadRequest, take_runs
 from headrace.engine.collect_columns import ColumnCollector
+from headrace.engine.collect_elsewhere import take_parts
 from headrace.engine.core_state import Core
+from headrace.engine.erased import Erased
 from headrace.engine.retention import LANE
-from headrace.engine.topic import Topic
+from headrace.engine.topic import Lost, Topic
 from headrace.storage.block import Record, Rows
 from headrace.storage.cache import WouldBlock
 from headrace.storage.catalog import runs_in
+from headrace.storage.history import Kept
 from headrace.storage.segment_reader import Run
 
 WAITERS_SWEPT_MIN = 64
+# Of its own: a lake that does not answer keeps nobody else waiting.
+LAKE_LANE = "lake"
 # More blocks than this are not turned into columns on the loop thread.
 WINDOW_BLOCKS_MAX = 512
 
@@ -68,6 +75,7 @@ class Page(msgspec.Struct, frozen=True):
     scanned: int
     cold: int = 0  # of those scanned, the ones that the cold tier holds
     batches: Sequence[pa.RecordBatch] = ()  # see storage/page_columns.py
+    lake: int = 0  # of those scanned, the ones that only the lake has
 
     @property
     def records(self) -> list[Record]:
@@ -249,12 +257,16 @@ class _Walk:
         # What a crash took above the floors is followed by what is left; so is a router's loss.
         above = reason in ("crash", "source_trim")
         floor = max(topic.evict_floor, last if above else 0) + 1
+        if topic.kept_after(last):
+            floor = last + 1
         self._tombstone = Tombstone(first, last, reason, floor, topic.head)
 
     def _go(self, cursor: int) -> None:
         topic = self._topic
         if self._tombstone is None:
             lost = topic.lost_after(cursor)
+            if lost is not None and topic.erased is not None:
+                lost = topic.unless_kept(lost)
             if lost is not None:
                 self._announce(*lost)
                 cursor = lost.last
@@ -269,9 +281,63 @@ class _Walk:
             self._ticket.fail(TopicNotFound.named(topic.name))
             return
         # What a cap or a TTL took while files were being read is announced by the next page.
-        if not collector.full and collector.cursor >= topic.evict_floor and not self._take():
-            return
+        if not collector.full:
+            if collector.cursor >= topic.evict_floor:
+                if not self._take():
+                    return
+            elif topic.erased is not None and self._elsewhere(topic.erased):
+                return
         self._finish()
+
+    def _elsewhere(self, erased: Erased) -> bool:
+        """Go on with what the topic let go and the lake has; False: that is not for this page."""
+        topic, collector, history = self._topic, self._collector, self._core.history
+        last = topic.kept_after(collector.cursor)
+        if not last:
+            lost = topic.lost_after(collector.cursor) if self._begins else None
+            lost = topic.unless_kept(lost) if lost is not None else None
+            if lost is None:
+                return False
+            self._announce(*lost)
+            collector.cursor = lost.last
+            self._walk()
+            return True
+        # What was deleted up to some seq need not be looked for.
+        collector.cursor = max(collector.cursor, min(erased.below, last))
+        if collector.cursor >= last:
+            self._walk()
+            return True
+        if history is None:
+            self._ticket.fail(_no_lake(topic.name, collector.cursor + 1))
+            return True
+        kept = Kept(topic.name, topic.id, topic.epoch, self._core.directory)
+        parts, gone = history.parts(kept, collector.cursor + 1, last), erased.copy()
+        collector.freeze(gone.seqs)
+        self._core.lake_reads_total += 1
+        self._core.runtime.submit(
+            LAKE_LANE, lambda: take_parts(collector, parts, gone), self._came_from_elsewhere
+        )
+        return True
+
+    @property
+    def _begins(self) -> bool:
+        """Whether a loss can still be what this page begins with."""
+        return self._tombstone is None and self._collector.left == self._request.limit
+
+    def _came_from_elsewhere(self, value: object, error: BaseException | None) -> None:
+        core, collector = self._core, self._collector
+        collector.thaw()
+        if error is not None:
+            core.lake_read_errors_total += 1
+            self._ticket.fail(typed(error))
+            return
+        if isinstance(value, Lost):
+            if self._begins:
+                self._announce(*value)
+                collector.cursor = value.last
+            else:
+                collector.full = True  # the next page begins with it
+        self._walk()
 
     def _take(self) -> bool:
         """Take from files, then from memory; False when the lane took over."""
@@ -325,6 +391,7 @@ class _Walk:
     def _finish(self) -> None:
         topic, collector = self._topic, self._collector
         self._core.cold_reads_total += collector.cold
+        self._core.lake_records_total += collector.elsewhere
         self._ticket.resolve(
             Page(
                 topic.name,
@@ -337,8 +404,17 @@ class _Walk:
                 collector.scanned,
                 collector.cold,
                 collector.batches if isinstance(collector, ColumnCollector) else (),
+                collector.elsewhere,
             )
         )
+
+
+def _no_lake(topic: str, first_seq: int) -> LakeUnavailable:
+    return LakeUnavailable(
+        f"seqs of {topic!r} from {first_seq} on are in the lake, and this server cannot read one",
+        fix="pip install 'headrace[cold]' where `headrace serve` runs, and restart it",
+        detail={"topic": topic, "first_seq": first_seq},
+    )
 
 
 def _in_memory_from(topic: Topic) -> int:

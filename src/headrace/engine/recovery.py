@@ -124,7 +124,8 @@ class Recovery:
         core.fs.sync_dir("segments")
         snapshot = loaded.state if loaded is not None else None
         cold_files = sum(meta.tier for meta in snapshot.files.values()) if snapshot else 0
-        core.tiers.claim(identity_of(core.fs, core.random), cold_files)
+        core.directory = identity_of(core.fs, core.random)
+        core.tiers.claim(core.directory, cold_files)
         if snapshot is not None:
             self._restore(snapshot)
         self._sweep(snapshot)
@@ -226,6 +227,7 @@ class Recovery:
         topic.queue = restored_queue(state.queue)
         topic.archived_seq, topic.overtaken_seq = state.archived_seq, state.overtaken_seq
         core.note_overtaken(topic)
+        topic.restore_erased(state.erased)
         topic.parent_id, topic.parent_to = state.parent_id, state.parent_to
         if state.producers:
             topic.producers = {k: Producer(*v) for k, v in state.producers.items()}
@@ -381,8 +383,9 @@ class Recovery:
             config = decode_control(entry, TopicConfig)[1]
             self.given_out(topic, config.used_to)
             topic.set_config(decode_config(config.config))
+            core.note_overtaken(topic)
             replay_config(topic)
-            if topic.head <= config.used_to:
+            if topic.head <= config.used_to and topic.archived_seq <= config.archived_to:
                 # Otherwise the snapshot is newer, and what came since was kept by a later config.
                 self._evict(topic)
             topic.reserved = max(topic.reserved, config.reserved_to)
@@ -394,7 +397,7 @@ class Recovery:
             delete = decode_control(entry, RecordsDelete)[1]
             seqs = BitMap64.deserialize(delete.seqs) if delete.seqs else None
             self.given_out(topic, max(delete.floor, seqs.max() if seqs else 0))
-            apply_delete(core, topic, delete.floor, seqs)
+            apply_delete(core, topic, delete.floor, seqs, delete.elsewhere)
         elif kind == ENTRY_FLOOR:
             floor = decode_control(entry, Floor)[1]
             self.given_out(topic, max(floor.cap, floor.ttl))

@@ -32,35 +32,40 @@ LANE = "read"
 # A 64 KiB block holds the offsets, or the times, of this many rows.
 ROWS_PER_BLOCK = 8192
 RUNS_PER_FETCH = 64
+FETCHES_MAX = 64  # for one look; then the loop waits rather than never come to an end
+NOTHING = HeldBack(0, 0, 0)
 
 
 def enforce(
     core: Core,
     topic: Topic,
     *,
-    fetched: bool = False,
+    fetches: int = 0,
     replayed: bool = False,
     caps_only: bool = False,
 ) -> None:
     """Apply cap and TTL to what a reader may see of `topic`, now.
 
+    `fetches`: how often sizes and times were fetched for this look.
     `replayed`: what a cap takes need not be logged, as replaying what came just now takes it too.
     `caps_only`: nothing is answered from it yet, so that age can wait for who asks next.
 
     While `topic.id in core.fetching`, more may follow: `core.fetching` lists who waits for that.
     """
-    if not topic.bounded or topic.all_held:
+    if not topic.bounded:
         return
     config = topic.config
-    sealed = core.sealed(topic, wait=fetched or core.tiers.cold is None)
+    if config.retain_until_archived and topic.all_held:
+        return
+    sealed = core.sealed(topic, wait=core.tiers.cold is None or fetches == FETCHES_MAX)
     expired = capped = False
     try:
         if config.ttl_ms and topic.head > topic.base and not caps_only:
             cutoff = core.clock.now_ms() - config.ttl_ms
             expired = _enforce_ttl(core, topic, cutoff, sealed)
         capped = enforce_caps(core, topic, sealed)
-    except WouldBlock:
-        _fetch(core, topic)
+    except WouldBlock as missed:
+        _fetch(core, topic, missed, fetches)
     except (HeadraceError, OSError) as error:
         log.warning("%r keeps more than it should: %s", topic.name, error)
     if not (expired or capped):
@@ -78,36 +83,38 @@ def enforce(
 
 def enforce_caps(core: Core, topic: Topic, sealed: Sealed) -> bool:
     """Apply the caps alone, and log nothing: replaying an append does it as the append did."""
-    if topic.all_held:
+    config = topic.config
+    records = topic.count - config.cap_records if config.cap_records else 0
+    size = topic.bytes - config.cap_bytes if config.cap_bytes else 0
+    if records <= 0 and size <= 0:
         return False
-    config, known = topic.config, _known(topic, topic.held_by_cap)
-    evict_to = 0
-    if config.cap_records:
-        surplus = topic.count - config.cap_records
-        if surplus > 0:
-            evict_to = topic.nth_live(surplus)
-    if config.cap_bytes and topic.bytes > config.cap_bytes:
-        surplus = topic.bytes - config.cap_bytes
-        start = known.to if known.floor == topic.base else topic.base
-        if start > topic.base:
-            surplus -= known.bytes
+    waits = config.retain_until_archived
+    if waits and topic.all_held:
+        return False
+    known = _known(topic, topic.held_by_cap) if waits else NOTHING
+    evict_to = topic.nth_live(records) if records > 0 else 0
+    if size > 0:
+        start = topic.base
+        if known.bytes and known.floor == start:
+            start, size = known.to, size - known.bytes
         # With the same base it only grows, so what was enough then and is now is the least.
-        freed_by = _seq_that_frees(topic, surplus, sealed, start) if surplus > 0 else start
+        freed_by = _seq_that_frees(topic, size, sealed, start) if size > 0 else start
         evict_to = max(evict_to, freed_by)
-    if evict_to <= topic.base:
-        return False
-    evict_to, held = _hold(topic, evict_to, known, sealed)
+    held = None
+    if waits:
+        evict_to, held = _hold(topic, evict_to, known, sealed)
     if not _evict(core, topic, evict_to, sealed):
         topic.held_by_cap = held
         return False
     topic.cap_floor = evict_to
-    topic.held_by_cap = _moved(topic, held)
+    topic.held_by_cap = held and _moved(topic, held)
     return True
 
 
 def _enforce_ttl(core: Core, topic: Topic, cutoff: int, sealed: Sealed) -> bool:
     """Expired: ts < cutoff, that is, older than the TTL by more than nothing."""
-    known = _known(topic, topic.held_by_ttl)
+    waits = topic.config.retain_until_archived
+    known = _known(topic, topic.held_by_ttl) if waits else NOTHING
     if known.cutoff > cutoff:
         known = HeldBack(known.floor, known.floor, 0)
     # Without a watermark nothing is known to be held, and the look begins at the base.
@@ -115,13 +122,16 @@ def _enforce_ttl(core: Core, topic: Topic, cutoff: int, sealed: Sealed) -> bool:
     last = _last_older(topic, cutoff, sealed, begin)
     if last <= topic.base or not topic.live_between(topic.base + 1, last):
         return False
-    last, held = _hold(topic, last, known, sealed)
+    held = None
+    if waits:
+        last, held = _hold(topic, last, known, sealed)
+        held = held and held._replace(cutoff=cutoff)
     last = _landed(topic, last)
     if not _evict(core, topic, last, sealed):
-        topic.held_by_ttl = held and held._replace(cutoff=cutoff)
+        topic.held_by_ttl = held
         return False
     topic.ttl_floor = last
-    topic.held_by_ttl = _moved(topic, held and held._replace(cutoff=cutoff))
+    topic.held_by_ttl = held and _moved(topic, held)
     return True
 
 
@@ -131,15 +141,15 @@ def _known(topic: Topic, held: HeldBack | None) -> HeldBack:
     return held if held is not None and held.floor == floor else HeldBack(floor, floor, 0)
 
 
-def _moved(topic: Topic, held: HeldBack | None) -> HeldBack | None:
+def _moved(topic: Topic, held: HeldBack) -> HeldBack:
     """The same once the base has moved up to it, over holes perhaps."""
-    return held and held._replace(floor=max(topic.base, topic.archived_seq))
+    return held._replace(floor=max(topic.base, topic.archived_seq))
 
 
 def _hold(topic: Topic, want: int, known: HeldBack, sealed: Sealed) -> tuple[int, HeldBack | None]:
     """How far what wants to take everything up to `want` may go, and what that leaves."""
     config = topic.config
-    if not config.retain_until_archived or want <= topic.archived_seq:
+    if want <= topic.archived_seq:
         return want, None
     floor = known.floor
     if not config.retain_bytes_max:
@@ -232,23 +242,34 @@ def _last_older(topic: Topic, cutoff: int, sealed: Sealed, after: int) -> int:
     return found
 
 
-def _fetch(core: Core, topic: Topic) -> None:
-    """Bring the sizes and times of the oldest rows into the read cache, then try again."""
+def _fetch(core: Core, topic: Topic, missed: WouldBlock, fetches: int) -> None:
+    """Bring sizes and times into the read cache, then try again.
+
+    First those of the oldest rows, as mostly they go; what is held back ends among newer ones.
+    """
     if topic.id in core.fetching:
         return
     core.fetching[topic.id] = []
     files, base = core.catalog.files_of(topic.id), topic.base
+
+    def fetch() -> None:
+        if not fetches:
+            fetch_front(files, topic.id, base)
+        missed.fetch()
 
     def done(_value: object, error: BaseException | None) -> None:
         waiting = core.fetching.pop(topic.id)
         if error is not None:
             log.warning("%r keeps more than it should: %s", topic.name, error)
         elif topic.live and not core.closing:
-            enforce(core, topic, fetched=True)
+            enforce(core, topic, fetches=fetches + 1)
+        if topic.id in core.fetching:
+            core.fetching[topic.id] += waiting
+            return
         for wake in waiting:
             wake()
 
-    core.runtime.submit(LANE, lambda: fetch_front(files, topic.id, base), done)
+    core.runtime.submit(LANE, fetch, done)
 
 
 def fetch_front(files: list[Segment], topic_id: int, base: int) -> None:

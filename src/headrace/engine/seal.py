@@ -15,6 +15,7 @@ from itertools import accumulate
 import msgspec
 
 from headrace.engine.core_state import Core
+from headrace.engine.erased import stored_erased
 from headrace.engine.queues.replay import stored_queue
 from headrace.engine.topic import Topic
 from headrace.storage.block import Block
@@ -86,6 +87,7 @@ def capture(core: Core, topic: Topic, *, clean: bool = False) -> Capture:
         trims=list(topic.trims),
         archived_seq=topic.archived_seq,
         overtaken_seq=topic.overtaken_seq,
+        erased=stored_erased(topic.erased),
     )
     topic.sealing_to = sealed_to
     topic.sealing_bytes, topic.unsealed_bytes = topic.unsealed_bytes, 0

@@ -20,6 +20,7 @@ from pyroaring import BitMap64
 from headrace.core.limits import source_trims_max
 from headrace.core.runtime import Thunk
 from headrace.engine.blocklist import BlockList
+from headrace.engine.erased import Erased, restored_erased
 from headrace.engine.idempotency import Producer
 from headrace.engine.queues.order import Span
 from headrace.engine.queues.state import QueueState
@@ -64,6 +65,7 @@ class Topic:
 
     __slots__ = (
         "archived_seq",
+        "archiving_to",
         "base",
         "blocks",
         "bounded",
@@ -78,6 +80,7 @@ class Topic:
         "ephemeral",
         "ephemeral_bytes",
         "epoch",
+        "erased",
         "gaps",
         "head",
         "held_by_cap",
@@ -127,6 +130,8 @@ class Topic:
         self.live = False  # its creation is durable
         self.changing = 0  # configs on their way to the log
         self.queue: QueueState | None = None  # of its jobs, once anything is known of one
+        # What was deleted, of a topic whose past is served from elsewhere.
+        self.erased: Erased | None = Erased(1) if config.cold_reads else None
         self.set_config(config)
         self.head = 0  # last seq a reader may see
         self.staged = 0  # last seq given to a writer
@@ -136,6 +141,7 @@ class Topic:
         self.cap_floor = self.ttl_floor = self.crash_floor = self.trim_floor = 0
         self.delete_floor = 0
         self.archived_seq = 0  # records up to here are kept elsewhere, too
+        self.archiving_to = 0  # the highest such seq since the start that went to the log
         self.overtaken_seq = 0  # the last record that retention took before it was archived
         self.holes: BitMap64 | None = None
         self.gaps: list[tuple[int, int]] = []
@@ -177,6 +183,22 @@ class Topic:
         self.held_by_ttl: HeldBack | None = None
         if self.queue is not None and not config.leases_durable:
             self.queue.durable = False
+        if not config.cold_reads:
+            self.erased = None
+        elif self.erased is None:
+            self.erased = self._deletes_held()
+
+    def restore_erased(self, data: bytes) -> None:
+        """What a snapshot says of deletes, once everything else of it is there."""
+        if self.erased is not None:
+            self.erased = restored_erased(data) if data else self._deletes_held()
+
+    def _deletes_held(self) -> Erased:
+        """The deletes that are known of what the topic holds, and so no further back."""
+        deleted = BitMap64() if self.holes is None else self.holes.copy()
+        for first, last in (*self.gaps, *self.trims):
+            deleted.remove_range(first, last + 1)
+        return Erased(self.base + 1, deleted)
 
     # Counts and floors
 
@@ -188,7 +210,7 @@ class Topic:
     @property
     def is_overtaken(self) -> bool:
         """Whether records are gone that were to be archived first, and never were."""
-        return self.overtaken_seq > self.archived_seq
+        return self.config.retain_until_archived and self.overtaken_seq > self.archived_seq
 
     @property
     def all_held(self) -> bool:
@@ -248,6 +270,24 @@ class Topic:
                 lost = Lost(max(first, cursor + 1), last, "crash")
                 return self._trim_before(cursor, lost) if self.trims else lost
         return self._trim_before(cursor, None) if self.trims else None
+
+    def kept_after(self, cursor: int) -> int:
+        """Up to where what is gone after `cursor` is read where it is kept, too; 0: it is not."""
+        if self.erased is None or cursor + 1 < self.erased.since:
+            return 0
+        last = min(self.archived_seq, self.evict_floor)
+        return last if cursor < last else 0
+
+    def unless_kept(self, lost: Lost) -> Lost | None:
+        """Of what is lost, the first stretch that is not kept elsewhere; None: it begins kept."""
+        if self.erased is None or lost.first > self.evict_floor:
+            return lost
+        if self.kept_after(lost.first - 1):
+            return None
+        since = self.erased.since
+        if lost.first < since and self.kept_after(since - 1):
+            return lost._replace(last=since - 1)
+        return lost
 
     def _trim_before(self, cursor: int, lost: Lost | None) -> Lost | None:
         """What routers could not bring, if that comes before what a crash took."""

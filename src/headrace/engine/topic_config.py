@@ -1,4 +1,4 @@
-"""The nineteen settings of a topic: their defaults, their limits, how they are stored and echoed.
+"""The twenty settings of a topic: their defaults, their limits, how they are stored and echoed.
 
 Only this file checks a config.  A config is complete and immutable; to change one is to replace
 it.  `durability` is always resolved here, so that nothing else has to know the `durable` alias.
@@ -54,6 +54,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     leases_durable: bool = False
     retain_until_archived: bool = False
     retain_bytes_max: int = 0
+    cold_reads: Literal["", "lake"] = ""
 
     def __post_init__(self) -> None:
         for field in _UNSIGNED:
@@ -74,6 +75,18 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
         lease_ms = min(max(self.lease_ms, limits.lease_ms_min), limits.lease_ms_max)
         force(self, "lease_ms", lease_ms)
         force(self, "claim_jitter_ms", min(self.claim_jitter_ms, limits.claim_jitter_ms_max))
+        if self.retain_until_archived and durability == EPHEMERAL and not self.retain_bytes_max:
+            raise InvalidRequest(
+                "what waits for the archive of an ephemeral topic fills memory without a bound",
+                fix="send retain_bytes_max, the bytes that may wait, or another durability",
+            )
+
+        if self.cold_reads and (self.type == "queue" or durability == EPHEMERAL):
+            what = "a queue" if self.type == "queue" else "an ephemeral topic"
+            raise InvalidRequest(
+                f"cold_reads is {self.cold_reads!r}, and this is {what}",
+                fix="leave cold_reads out: the past of such a topic cannot be served",
+            )
 
     def _check(self, field: str, right: bool, wanted: str) -> None:
         if not right:
@@ -97,7 +110,7 @@ _UNSIGNED: Final = (
 
 
 # Those of the native contract are always echoed; these only where one of them is not the default.
-SHOWN_WHERE_SET: Final = ("retain_until_archived", "retain_bytes_max")
+SHOWN_WHERE_SET: Final = ("retain_until_archived", "retain_bytes_max", "cold_reads")
 _FLAGS: Final = (
     "auto_priority",
     "auto_create",
@@ -109,6 +122,7 @@ _CHOICES: Final[dict[str, tuple[str | None, ...]]] = {
     "type": ("log", "queue"),
     "discard": ("old", "reject"),
     "durability": (None, EPHEMERAL, MEMORY, DISK, FSYNC),
+    "cold_reads": ("", "lake"),
 }
 
 

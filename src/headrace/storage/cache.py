@@ -10,10 +10,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.storage.segment_reader import Segment
 
 
 class WouldBlock(Exception):
-    """A read that was told not to wait needs the disk; ask again from a reader thread."""
+    """A read that was told not to wait needs the disk; ask again from a reader thread.
+
+    Or let such a thread `fetch` what was missed, and ask again without waiting.
+    """
+
+    def __init__(self, segment: Segment, offset: int, length: int) -> None:
+        super().__init__(segment.meta.path)
+        self._segment, self._offset, self._length = segment, offset, length
+
+    def fetch(self) -> None:
+        """Read into the cache what was missed, or the index of the file.  Off the loop."""
+        footer_offset = self._segment.index().footer_offset
+        self._segment.read(self._offset, min(self._length, footer_offset - self._offset))
 
 
 class BlockCache:

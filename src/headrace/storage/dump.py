@@ -20,6 +20,7 @@ from headrace.storage.block import ENTRY_APPEND, Record, decode_block
 from headrace.storage.cache import BlockCache
 from headrace.storage.check import replayed_files
 from headrace.storage.check_segments import CACHE_BYTES
+from headrace.storage.erased_record import decode_erased
 from headrace.storage.frame import (
     ENTRY_ARCHIVED,
     ENTRY_FLOOR,
@@ -416,6 +417,9 @@ def _topic_line(path: str, topic: TopicState) -> Line:
     fields = {n: _plain(getattr(topic, n)) for n in TopicState.__struct_fields__}
     fields["topic_id"], fields["topic"] = fields.pop("id"), fields.pop("name")
     fields["holes"] = merged(ranges_of(holes_of(topic)))
+    if topic.erased:
+        erased = decode_erased(topic.erased)
+        fields["erased"] = msgspec.structs.asdict(erased) | {"seqs": _seq_ranges(erased.seqs)}
     return {"type": "topic", "file": path, **fields}
 
 

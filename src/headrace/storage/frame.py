@@ -112,6 +112,7 @@ class TopicConfig(Control, frozen=True):
     config: bytes
     reserved_to: int
     used_to: int = 0  # seqs given out so far, also those of records that are never stored
+    archived_to: int = 0  # the watermark that holds once this does
 
 
 class TopicDelete(Control, frozen=True):
@@ -119,10 +120,14 @@ class TopicDelete(Control, frozen=True):
 
 
 class RecordsDelete(Control, frozen=True):
-    """`floor`: everything up to and including it (0: none).  `seqs`: a serialized set of seqs."""
+    """`floor`: everything up to and including it (0: none).  `seqs`: a serialized set of seqs.
+
+    `elsewhere`: a tag, whether it is a prefix, and the last seq of what the topic does not hold.
+    """
 
     floor: int
     seqs: bytes
+    elsewhere: tuple[str, bool, int] | None = None
 
 
 class Floor(Control, frozen=True):

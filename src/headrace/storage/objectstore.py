@@ -1,10 +1,10 @@
-"""The object store half of the cold tier: sealed files as objects, through `pyarrow.fs`.
+"""Object stores as places for files, a cold tier's or a lake's: objects, through `pyarrow.fs`.
 
 Only this file talks to an object store.  An object appears under its name whole or not at all:
 it is uploaded under a temporary name, measured, and copied within the store, because an upload
 of pyarrow cannot be aborted (to close one half-way, or to drop it, completes it).  Each request is
 bounded in time and in attempts.  What the store says is translated here: a missing object is
-`FileNotFoundError`, anything else `NotReady` with reason `cold_unreachable`; no message, and no
+`FileNotFoundError`, anything else `NotReady`, which says what the store is for; no message, and no
 `describe`, holds a credential.
 
 It does not verify contents (`tier.copy_and_verify` does), cache, or retry beyond one request.
@@ -16,6 +16,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Literal, NamedTuple, NoReturn, Protocol, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -24,6 +25,7 @@ import pyarrow.fs as pafs
 
 from headrace.core.errors import ConfigError, NotReady
 from headrace.storage.fs import File, read_exact
+from headrace.storage.purpose import COLD_TIER, Purpose
 from headrace.storage.tier import (
     COPY_CHUNK_BYTES,
     SEGMENTS_DIR,
@@ -56,12 +58,13 @@ class StoreUrl(NamedTuple):
     options: Mapping[str, str]
 
 
-def parse_store_url(url: str) -> StoreUrl:
+def parse_store_url(url: str, purpose: Purpose = COLD_TIER) -> StoreUrl:
     """Take the URL apart; `ConfigError` names what is wrong, and never shows a secret.
 
     >>> parse_store_url("s3://bucket/a/b/?region=eu-west-1")[:3]
     ('s3', 'bucket', 'a/b')
     """
+    refused = partial(_refused, url, purpose)
     parts = urlsplit(url)
     scheme = "gs" if parts.scheme == "gcs" else parts.scheme
     known = S3_OPTIONS if scheme == "s3" else GCS_OPTIONS
@@ -70,47 +73,47 @@ def parse_store_url(url: str) -> StoreUrl:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     prefix = unquote(parts.path).strip("/")
     if not bucket or ":" in bucket:
-        raise _refused(url, "it names no bucket (a port belongs in endpoint_override)")
+        raise refused("it names no bucket (a port belongs in endpoint_override)")
     if {"", ".", ".."} & set(prefix.split("/")) and prefix:
-        raise _refused(url, "its prefix has an empty or relative part")
+        raise refused("its prefix has an empty or relative part")
     if parts.fragment:
-        raise _refused(url, "it has a fragment (write # in a password as %23)")
+        raise refused("it has a fragment (write # in a password as %23)")
     if scheme == "s3" and bool(user) != bool(password):
-        raise _refused(url, "an access key and a secret key are given together or not at all")
+        raise refused("an access key and a secret key are given together or not at all")
     if scheme == "gs" and userinfo not in ("", "anonymous"):
-        raise _refused(url, "Google credentials come from GOOGLE_APPLICATION_CREDENTIALS")
+        raise refused("Google credentials come from GOOGLE_APPLICATION_CREDENTIALS")
     for name in sorted(options):
         if name not in known:
-            raise _refused(url, f"{name!r} is none of its options: {', '.join(sorted(known))}")
+            raise refused(f"{name!r} is none of its options: {', '.join(sorted(known))}")
     return StoreUrl(scheme, bucket, prefix, unquote(user), unquote(password), options)
 
 
-def _refused(url: str, why: str) -> ConfigError:
+def _refused(url: str, purpose: Purpose, why: str) -> ConfigError:
     shown = redact_url(url)
     return ConfigError(
-        f"the cold tier {shown!r} cannot be used: {why}",
+        f"{purpose.name} {shown!r} cannot be used: {why}",
         fix="write it as s3://bucket/prefix?region=… or gs://bucket/prefix; see"
         " docs/operate/tiers.md",
-        detail={"setting": "HEADRACE_COLD_URL", "value": shown},
+        detail={"setting": purpose.setting, "value": shown},
     )
 
 
-def _flag(url: str, parsed: StoreUrl, name: str) -> bool:
+def _flag(parsed: StoreUrl, name: str) -> bool:
     value = parsed.options.get(name, "false").lower()
     if value not in ("true", "false"):
-        raise _refused(url, f"{name} is true or false")
+        raise ValueError(f"{name} is true or false")
     return value == "true"
 
 
-def _connect(url: str, parsed: StoreUrl) -> pafs.FileSystem:
+def _connect(parsed: StoreUrl) -> pafs.FileSystem:
     """The client of the store.  Nothing is sent yet."""
     options = parsed.options
     if options.get("scheme", "https") not in ("http", "https"):
-        raise _refused(url, "scheme is http or https")
+        raise ValueError("scheme is http or https")
     transport: Literal["http", "https"] = "http" if options.get("scheme") == "http" else "https"
     if parsed.scheme == "gs":
         return pafs.GcsFileSystem(
-            anonymous=parsed.user == "anonymous" or _flag(url, parsed, "anonymous"),
+            anonymous=parsed.user == "anonymous" or _flag(parsed, "anonymous"),
             scheme=transport,
             endpoint_override=options.get("endpoint_override"),
             project_id=options.get("project_id"),
@@ -122,7 +125,7 @@ def _connect(url: str, parsed: StoreUrl) -> pafs.FileSystem:
         region=options.get("region"),
         scheme=transport,
         endpoint_override=options.get("endpoint_override"),
-        allow_bucket_creation=_flag(url, parsed, "allow_bucket_creation"),
+        allow_bucket_creation=_flag(parsed, "allow_bucket_creation"),
         # Each `write` returns when its part is with the store, so that memory stays bounded.
         background_writes=False,
         connect_timeout=CONNECT_TIMEOUT_S,
@@ -134,17 +137,18 @@ def _connect(url: str, parsed: StoreUrl) -> pafs.FileSystem:
 class ObjectStore:
     """Sealed files as objects of one bucket, under one prefix."""
 
-    def __init__(self, url: str) -> None:
-        parsed = parse_store_url(url)
+    def __init__(self, url: str, purpose: Purpose = COLD_TIER) -> None:
+        parsed = parse_store_url(url, purpose)
+        self._purpose = purpose
         self._password = parsed.password
         self._shown = redact_url(url)
         self._bucket = parsed.bucket
         self._root = "/".join(filter(None, (parsed.bucket, parsed.prefix)))
-        self._creates_bucket = _flag(url, parsed, "allow_bucket_creation")
         try:
-            self._fs = _connect(url, parsed)
+            self._creates_bucket = _flag(parsed, "allow_bucket_creation")
+            self._fs = _connect(parsed)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise _refused(url, self._reason(error)) from None
+            raise _refused(url, purpose, self._reason(error)) from None
 
     def open_read(self, path: str) -> File:
         """A file that asks the store when it is first read, so that opening never waits."""
@@ -253,12 +257,12 @@ class ObjectStore:
             self.unreachable(self._reason(error), path)
 
     def unreachable(self, why: str, path: str) -> NoReturn:
-        where = self.describe(path)
+        where, purpose = self.describe(path), self._purpose
         raise NotReady(
-            f"the cold tier did not answer for {where}: {why}",
+            f"{purpose.name} did not answer for {where}: {why}",
             fix="check the network, the endpoint, the bucket and the credentials in the"
-            " environment; hot data is not affected, and the same call may succeed later",
-            detail={"reason": "cold_unreachable", "file": where},
+            f" environment; {purpose.meanwhile}, and the same call may succeed later",
+            detail={"reason": purpose.unreachable, "file": where},
         ) from None
 
     def _key(self, path: str) -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from headrace.storage.block import Block
+from headrace.storage.block import Block, Rows
 from headrace.storage.segment import Column
 from headrace.storage.segment_blocks import Piece, batch_of_blocks, column_of_block
 from headrace.storage.segment_columns import FIXED_WIDTHS
@@ -109,6 +109,28 @@ def without(
         unwanted = pa.array(list(nodes), pa.utf8())
         batch = batch.filter(pc.invert(pc.is_in(batch.column("node"), value_set=unwanted)))
     return batch
+
+
+def rows_of_page(batch: pa.RecordBatch) -> Rows:
+    """The same rows as lists."""
+
+    def listed(column: Any) -> list[Any]:
+        return list(column.to_pylist())
+
+    def optional(name: str) -> list[Any] | None:
+        column = batch.column(name)
+        return None if column.null_count == batch.num_rows else listed(column)
+
+    kinds = listed(batch.column("kind"))
+    return Rows(
+        listed(batch.column("seq")),
+        listed(batch.column("ts").cast(pa.int64())),
+        listed(batch.column("data")),
+        kinds[0] if kinds and kinds.count(kinds[0]) == len(kinds) else kinds,
+        optional("tag"),
+        optional("node"),
+        optional("meta"),
+    )
 
 
 def payload_bytes(batch: pa.RecordBatch) -> int:

@@ -9,6 +9,8 @@ The order is such that an interrupted repair can be run again.  The caller holds
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from headrace.core.clock import Clock, Random, SystemClock, SystemRandom
@@ -54,13 +56,16 @@ def _has(found: Examination, code: str) -> bool:
     return any(finding.code == code for finding in found.findings)
 
 
-def new_generation(state: SnapshotState, generation: int) -> dict[int, TopicState]:
-    """The topics under another generation: every epoch is one that was never used."""
+def new_generation(topics: Mapping[int, TopicState], generation: int) -> dict[int, TopicState]:
+    """The topics under another generation: every epoch is one that was never used.
+
+    What was archived of another epoch is not archived of this one.
+    """
     return {
         topic_id: msgspec.structs.replace(
             topic, epoch=epoch_of(generation, topic_id), archived_seq=0
         )
-        for topic_id, topic in state.topics.items()
+        for topic_id, topic in topics.items()
     }
 
 
@@ -157,10 +162,8 @@ class _Repair:
         self._lose_records(state, change)
         if unreached and not state.clean:
             change.generation += 1
-            moved = new_generation(state, change.generation)
-            for topic_id, topic in moved.items():
-                now = change.topics.get(topic_id, topic)
-                change.topics[topic_id] = msgspec.structs.replace(now, epoch=topic.epoch)
+            topics = {**state.topics, **change.topics}
+            change.topics = new_generation(topics, change.generation)
         store.write(change, full=True)
         store.prune(keep=1)
         self._sweep(store)

@@ -265,7 +265,7 @@ class _Restore:
         change.extra = {WAL_NUMBER: number.to_bytes(8, "little")}
         change.topics = {
             topic_id: msgspec.structs.replace(topic, reserved_to=topic.head)
-            for topic_id, topic in new_generation(state, generation).items()
+            for topic_id, topic in new_generation(state.topics, generation).items()
         }
         change.files = {file_id: _hot(meta) for file_id, meta in state.files.items()}
         return apply_change(state, change, state.number + 1)

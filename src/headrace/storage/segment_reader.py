@@ -154,7 +154,7 @@ class Segment:
         if not wait:
             data = self._file.pread_nowait(length, offset)
             if data is None:
-                raise WouldBlock(self.meta.path)
+                raise WouldBlock(self, offset, length)
             return data
         try:
             return read_exact(self._file, length, offset)

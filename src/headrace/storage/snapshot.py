@@ -92,6 +92,7 @@ class TopicState(
     trims: list[tuple[int, int]] = []  # announced ranges that a router's source had lost
     archived_seq: int = 0  # records up to here are kept elsewhere, too
     overtaken_seq: int = 0  # the last that retention took although it was to wait for that
+    erased: Blob = b""  # see erased_record.py
 
 
 class SnapshotState(msgspec.Struct):
@@ -468,7 +469,7 @@ def _merged(old: dict[K, V], changed: dict[K, V], removed: set[K]) -> Iterator[t
 
 def _topic_bytes(topic: TopicState) -> int:
     """About what a topic takes; only the parts that can be large are counted."""
-    large = len(topic.holes) + len(topic.state) + len(topic.config) + len(topic.queue)
+    large = sum(map(len, (topic.holes, topic.state, topic.config, topic.queue, topic.erased)))
     return 256 + large + 64 * len(topic.producers) + 18 * (len(topic.gaps) + len(topic.trims))
 
 

@@ -34,6 +34,7 @@ from headrace.storage.fs import (
     read_exact,
     write_all,
 )
+from headrace.storage.purpose import COLD_TIER, Purpose
 from headrace.storage.segment import SegmentMeta
 from headrace.storage.segment_reader import Segment
 
@@ -74,7 +75,7 @@ class Store(Protocol):
     """A place for sealed files.  Paths are those of a data directory (`segments/seg-….arrow`).
 
     A missing file is `FileNotFoundError`, from `open_read` or from the first use of what it
-    returned.  A place that cannot be reached is `NotReady` with reason `cold_unreachable`.
+    returned.  A place that cannot be reached is `NotReady` with the reason of its purpose.
     """
 
     def open_read(self, path: str) -> File: ...
@@ -204,23 +205,25 @@ def redact_url(url: str) -> str:
     return f"{shown}?{query}" if query else shown
 
 
-def open_store(url_or_dir: str) -> Store:
+def open_store(url_or_dir: str, purpose: Purpose = COLD_TIER) -> Store:
     """The store a setting names.  A directory is made if it is missing; no network is touched."""
     scheme, separator, _ = url_or_dir.partition("://")
     if separator and scheme in OBJECT_SCHEMES:
         # Imported here so that a server without an object store never loads its client library.
         from headrace.storage.objectstore import ObjectStore
 
-        return ObjectStore(url_or_dir)
+        return ObjectStore(url_or_dir, purpose)
     if separator and scheme == "file":
         parts = urlsplit(url_or_dir)
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-            raise _bad_url(url_or_dir, "a file URL names no host and an absolute directory")
+            raise _bad_url(
+                url_or_dir, "a file URL names no host and an absolute directory", purpose
+            )
         return _open_directory(unquote(parts.path))
     if separator:
-        raise _bad_url(url_or_dir, f"{scheme}:// is not a kind of store Headrace knows")
+        raise _bad_url(url_or_dir, f"{scheme}:// is not a kind of store Headrace knows", purpose)
     if re.match(r"(s3|gs|gcs|file):", url_or_dir) or not url_or_dir.strip():
-        raise _bad_url(url_or_dir, "it is neither a directory nor a whole URL")
+        raise _bad_url(url_or_dir, "it is neither a directory nor a whole URL", purpose)
     return _open_directory(url_or_dir)
 
 
@@ -230,12 +233,12 @@ def _open_directory(root: str) -> DirectoryStore:
     return DirectoryStore(fs)
 
 
-def _bad_url(url: str, why: str) -> ConfigError:
+def _bad_url(url: str, why: str, purpose: Purpose) -> ConfigError:
     shown = redact_url(url)
     return ConfigError(
-        f"the cold tier {shown!r} cannot be used: {why}",
-        fix=f"set HEADRACE_COLD_URL to {URL_FORMS}",
-        detail={"setting": "HEADRACE_COLD_URL", "value": shown},
+        f"{purpose.name} {shown!r} cannot be used: {why}",
+        fix=f"set {purpose.setting} to {URL_FORMS}",
+        detail={"setting": purpose.setting, "value": shown},
     )
 
 

@@ -5,6 +5,7 @@ What is right is not decided here; see `workloads.py`, which lists it with the o
 
 from __future__ import annotations
 
+from headrace.testing.driver import Driver
 from headrace.testing.model import config_of
 from headrace.testing.stage import Stage
 
@@ -16,15 +17,16 @@ def archive(stage: Stage) -> None:
     configs = {
         "records": config_of(durability="fsync", cap_records=3, **kept),
         "bytes": config_of(durability="disk", cap_bytes=90, retain_bytes_max=150, **kept),
-        "ttl": config_of(durability="disk", ttl_ms=300, retain_bytes_max=200, **kept),
+        "ttl": config_of(durability="disk", ttl_ms=150, retain_bytes_max=40, **kept),
         "plain": config_of(durability="disk", cap_records=6),
+        "spare": config_of(durability="disk", **kept),
     }
     for turn in range(8):
         for name, config in configs.items():
             driver.append(name, *stage.records(1 + stage.dice.below(3), tagged=True), config=config)
             stage.pace(driver)
             topic = driver.engine.core.by_name.get(name)
-            if topic is not None and stage.dice.below(3):
+            if topic is not None and name != "spare" and stage.dice.below(3):
                 driver.archived(name, max(0, topic.head - stage.dice.below(4)))
                 stage.pace(driver)
         driver.finish()
@@ -38,4 +40,20 @@ def archive(stage: Stage) -> None:
         if turn in (1, 4):
             stage.checkpoint(driver)
             driver.steps(stage.dice.below(9))
+        if turn == 6:
+            _change_beside_a_checkpoint(stage, driver)
+    driver.finish()
+
+
+def _change_beside_a_checkpoint(stage: Stage, driver: Driver) -> None:
+    """A cap that comes and goes, then a watermark: all behind the rotation, before the capture.
+
+    So the log that goes with the snapshot has a cap in it that never took anything, and the
+    snapshot a watermark that would have let it.
+    """
+    head = driver.engine.core.by_name["spare"].head
+    stage.checkpoint(driver)
+    driver.put("spare", config_of(durability="disk", cap_records=2, retain_until_archived=True))
+    driver.put("spare", config_of(durability="disk", cap_records=99, retain_until_archived=True))
+    driver.archived("spare", head)
     driver.finish()

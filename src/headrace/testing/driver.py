@@ -326,6 +326,7 @@ class Driver:
         return TopicView(
             name, info.epoch, info.head_seq, info.earliest_seq, info.count, info.bytes,
             info.config, records, merged(crashed), evicted, info.archived_seq,
+            info.overtaken_seq,
         )  # fmt: skip
 
     def read(self, name: str, cursor: int, limit: int = 1_000) -> Page:

@@ -70,6 +70,7 @@ class TopicView(NamedTuple):
     crashed: list[Range]  # announced with reason `crash`
     evicted: int  # the end of the prefix announced for any other reason
     archived: int = 0
+    overtaken: int = 0
 
 
 class Seen(NamedTuple):

@@ -152,6 +152,7 @@ class TopicModel:
     reclassed: bool = False  # the class has changed, so that some of those may be stored yet
     bytes: int = 0
     archived: int = 0  # records up to here are kept elsewhere, too
+    overtaken: int = 0  # the last that a cap or the TTL took although it was to wait for that
 
     def copy(self) -> TopicModel:
         other = copy(self)
@@ -295,6 +296,8 @@ class TopicModel:
     def evict(self, floor: int) -> None:
         """Everything up to this seq was taken without anybody having asked."""
         self.evict_floor = max(self.evict_floor, floor)
+        if self.config.retain_until_archived and floor > self.archived:
+            self.overtaken = max(self.overtaken, floor)
         self._remove([seq for seq in self.live if seq <= floor])
 
     def reconfigure(self, config: TopicConfig) -> None:

@@ -384,6 +384,7 @@ class Oracle:
         instance.base.live |= {seq: before.live[seq] for seq in expired}
         instance.base.bytes += sum(before.live[seq].size for seq in expired)
         floor, instance.base.evict_floor = instance.base.evict_floor, before.evict_floor
+        instance.base.overtaken = before.overtaken
         floors = {n for n in noted if before.evict_floor < n < floor}
         for expired_to in (*sorted(floors), floor):
             step = Step(NEVER, synced=False, acked=True, expired_to=expired_to)
@@ -404,7 +405,7 @@ class Oracle:
             topic.evict_floor = view.evicted
             topic.bytes = view.bytes
             topic.config = view.config
-            topic.archived = view.archived
+            topic.archived, topic.overtaken = view.archived, view.overtaken
             if loss != "none":
                 later._leave_open(fit.instance, topic)
                 topic.volatile = set()

@@ -42,6 +42,9 @@ def mismatch(
         return f"head {view.head}, {left.head} was due"
     if view.archived != left.archived:
         return f"archived to {view.archived}, {left.archived} was due"
+    # What a class that is never stored had lost to a cap goes with its records.
+    if view.overtaken != left.overtaken and not (loss != "none" and left.volatile):
+        return f"overtaken to {view.overtaken}, {left.overtaken} was due"
     if view.records != left.live:
         return _first_difference(view.records, left.live)
     seen = (view.earliest, view.live, view.bytes, view.config)

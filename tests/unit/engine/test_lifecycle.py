@@ -44,6 +44,7 @@ DEFAULTS = {
     "leases_durable": False,
     "retain_until_archived": False,
     "retain_bytes_max": 0,
+    "cold_reads": "",
 }
 CUSTOM = {
     "type": "queue",
@@ -65,6 +66,7 @@ CUSTOM = {
     "leases_durable": True,
     "retain_until_archived": True,
     "retain_bytes_max": 14,
+    "cold_reads": "",
 }
 
 
@@ -341,9 +343,9 @@ def test_the_topic_cap_admits_exactly_so_many(start: Start) -> None:
 # Config
 
 
-def test_the_config_has_nineteen_fields_and_these_defaults() -> None:
+def test_the_config_has_twenty_fields_and_these_defaults() -> None:
     assert msgspec.to_builtins(TopicConfig()) == DEFAULTS
-    assert len(DEFAULTS) == 19
+    assert len(DEFAULTS) == 20
     assert msgspec.json.decode(TopicConfig().encode()) == DEFAULTS
 
 
@@ -398,6 +400,10 @@ BAD_CONFIGS = [
     {"leases_durable": None},
     {"retain_until_archived": 1},
     {"retain_bytes_max": -1},
+    {"cold_reads": "s3"},
+    {"cold_reads": None},
+    {"cold_reads": "lake", "type": "queue"},
+    {"cold_reads": "lake", "durability": "ephemeral"},
     [1],
     "config",
     5,

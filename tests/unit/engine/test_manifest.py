@@ -11,6 +11,7 @@ from pyroaring import BitMap64
 from headrace.core.clock import ManualClock
 from headrace.core.errors import NotFound, SegmentCorrupt, Throttled, TopicNotFound
 from headrace.engine.engine import Engine
+from headrace.engine.erased import Erased
 from headrace.engine.manifest import DELETE_RANGES_MAX, Manifest, Manifests
 from headrace.engine.reading import Page
 from headrace.storage.block import Batch
@@ -142,6 +143,19 @@ def test_many_deletes_are_a_bitmap(start: Start) -> None:
     assert made.deletes_bitmap is not None
     assert len(deleted(made)) == count // 2
     assert read_as_told(engine, made) == all_records(engine)
+
+
+def test_deletes_of_what_only_a_lake_has_are_told(engine: Engine) -> None:
+    append(engine, b"1", b"2", b"3", b"4", tag="a")
+    engine.checkpoint().result()
+    assert manifest(engine).erased is None
+    topic = engine.core.by_name["t"]
+    topic.erased = Erased(1, BitMap64([4]))
+    topic.erased.delete(2, None, ("gone", True, 3))
+    made = manifest(engine).erased
+    assert made is not None
+    assert (made.since, made.below, made.tags) == (1, 2, [("gone", True, 3)])
+    assert set(BitMap64.deserialize(b64decode(made.seqs))) == {4}
 
 
 def test_deletes_beyond_the_files_are_the_tail_s(engine: Engine) -> None:

@@ -45,6 +45,7 @@ CONTROLS = [
     TopicConfig(b"{}", 512),
     TopicDelete(9),
     RecordsDelete(5, b"\x01\x02"),
+    RecordsDelete(0, b"", ("chat-42:", True, 7)),
     Floor(3, 4),
     Floor(3, 4, 2),
     Archived(1 << 32, 7),

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from headrace.core.clock import ManualClock, SeededRandom
+from headrace.engine.core_state import EPOCHS_PER_GENERATION
 from headrace.storage.check import check
 from headrace.storage.frame import BATCH_HEADER_BYTES
 from headrace.storage.identity import IDENTITY_PATH
 from headrace.storage.merge import MergePolicy
 from headrace.storage.repair import repair
 from headrace.storage.tier import DirectoryStore
+from headrace.storage.wal_file import discover
 from headrace.testing.simdisk import SimDisk
 
 KIB = 1024
@@ -67,6 +69,25 @@ def test_whole_row_groups_of_a_damaged_segment_are_kept(lab: Lab) -> None:
     assert lab.read_all(after, "small") == seen["small"]
     info = after.topic("big")
     assert info.count == len(kept) and info.bytes == sum(map(len, kept.values()))
+
+
+def test_what_lost_records_and_got_a_new_epoch_is_not_archived_of_it(lab: Lab) -> None:
+    engine = lab.start(SimDisk())
+    lab.fill(engine, "a", 60)
+    lab.fill(engine, "b", 60)
+    for topic in ("a", "b"):
+        engine.archives.told(topic, engine.topic(topic).epoch, 50).result()
+    engine.checkpoint().result()
+    disk = lab.killed(engine)
+    disk.unlink(lab.own_file(disk, "a"))
+    for number in discover(disk)["wal"]:
+        disk.unlink(f"wal/wal-{number:016d}.log")
+    assert repair(disk, clock=ManualClock()).ok
+    after = lab.start(disk)
+    for topic, count in (("a", 0), ("b", 60)):
+        info = after.topic(topic)
+        assert (info.epoch > EPOCHS_PER_GENERATION, info.archived_seq) == (True, 0)
+        assert info.count == count
 
 
 def test_records_that_were_deleted_are_not_announced_as_lost(lab: Lab) -> None:
