@@ -6,20 +6,23 @@ What is compacted are files as a sync every few seconds would leave them.
 
 from __future__ import annotations
 
+import os
 import shutil
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import spark_data
+from bench.load import cpu_seconds
 from bench.measure import Measured, step
 from bench.served import serving
 from bench.spark_run import Took, spark, took
+from bench.spark_typed import typed_aggregate
 from bench.wires import HOST
 from headrace.client import Client
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from headrace.lake.sync import Sync
     from headrace.lake.table import Table
@@ -44,6 +47,7 @@ def run(directory: str, quick: bool) -> dict[str, Measured]:
             "case_spark_lake:lake",
             directory=directory,
             url=url,
+            pid=server.pid,
             rows=rows,
             rounds=1 if quick else ROUNDS,
             small=[SMALL_FILES_QUICK, SMALL_ROWS_QUICK] if quick else [SMALL_FILES, SMALL_ROWS],
@@ -51,14 +55,16 @@ def run(directory: str, quick: bool) -> dict[str, Measured]:
     return found
 
 
-def lake(directory: str, url: str, rows: int, rounds: int, small: list[int]) -> dict[str, Measured]:
+def lake(
+    directory: str, url: str, pid: int, rows: int, rounds: int, small: list[int]
+) -> dict[str, Measured]:
     """A step: everything in one session."""
     with spark(f"{directory}/scratch") as session, Client(url) as client:
         bench = _Bench(directory, url, client, session, rows)
         found = bench.syncs(rounds)
         found |= bench.verified(rounds)
-        found |= bench.typed(rounds)
-        found |= bench.brought_back(rounds)
+        found |= bench.typed(quick=rounds == 1)
+        found |= bench.brought_back(rounds, pid)
         found |= bench.compacted(*small)
     return found
 
@@ -128,49 +134,37 @@ class _Bench:
 
         return {"spark_lake_verify": self._rates([took(work) for _ in range(rounds)])}
 
-    def typed(self, rounds: int) -> dict[str, Measured]:
-        """An aggregate over typed columns, beside Spark's own over the same rows."""
-        table = self._table("typed")
-        root = table.lake.uri(table.name)
+    def typed(self, quick: bool) -> dict[str, Measured]:
+        """An aggregate over typed columns, beside Spark's own over the same files."""
         copy = f"{self._directory}/plain"
-        paths = [f"{root}/{file.path}" for file in table.files()]
-        self._session.read.option("basePath", root).parquet(*paths).selectExpr(
-            "seq", "value.*"
-        ).write.option("compression", "zstd").parquet(copy)
+        return typed_aggregate(
+            self._session, self._connection, self._table("typed"), copy, self._rows, quick
+        )
 
-        def ask(frame: DataFrame, prefix: str) -> None:
-            total = frame.groupBy(f"{prefix}customer").sum(f"{prefix}amount")
-            assert total.count() <= self._rows
-
-        lake, plain = [], []
-        for _ in range(rounds + 1):
-            files = [f"{root}/{file.path}" for file in table.fresh().files()]
-            frame = self._session.read.option("basePath", root).parquet(*files)
-            lake.append(took(partial(ask, frame, "value.")))
-            plain.append(took(partial(ask, self._session.read.parquet(copy), "")))
-        best = min(one.wall for one in plain[1:]) / min(one.wall for one in lake[1:])
-        return {"spark_lake_typed": self._rates(lake[1:]), "spark_lake_typed_ratio": best}
-
-    def brought_back(self, rounds: int) -> dict[str, Measured]:
+    def brought_back(self, rounds: int, pid: int) -> dict[str, Measured]:
+        """From here, as the commands do it; what the server still seals is part of what it took."""
         from headrace.lake.importing import import_files
         from headrace.lake.replay import Wanted, replay
 
         lines = sorted(map(str, Path(f"{self._directory}/others/lines").iterdir()))
-        replays, imports = [], []
-        for number in range(rounds):
-            wanted = Wanted(f"again-{number}")
-            table = self._table("lake")
-            replays.append(took(partial(replay, table, wanted, self._connection, self._runner)))
-            to = f"imported-{number}"
-            work = partial(import_files, lines, to, self._connection, self._runner, format="jsonl")
-            imports.append(took(work))
-            for topic in (wanted.to, to):
-                assert self._client.topic(topic).head_seq == self._rows
-                self._client.delete_topic(topic)
-        return {
-            "spark_lake_replay": self._rates(replays),
-            "spark_lake_import": self._rates(imports),
-        }
+        how: dict[str, Any] = {"workers": os.cpu_count()}
+        found: dict[str, Measured] = {}
+        for name, work in {
+            "replay": lambda to: replay(self._table("lake"), Wanted(to), self._connection, **how),
+            "import": lambda to: import_files(lines, to, self._connection, format="jsonl", **how),
+        }.items():
+            taken, server = [], []
+            for number in range(rounds):
+                to, before = f"{name}-{number}", cpu_seconds([pid])
+                taken.append(took(partial(work, to)))
+                assert self._client.topic(to).head_seq == self._rows
+                spark_data.sealed(self._client, to)
+                server.append((cpu_seconds([pid]) - before) / self._rows * 1e6)
+                self._client.delete_topic(to)
+            found[f"spark_lake_{name}"] = self._rates(taken)
+            found[f"spark_lake_{name}_cpu"] = [one.cpu / self._rows * 1e6 for one in taken]
+            found[f"spark_lake_{name}_server_cpu"] = server
+        return found
 
     def compacted(self, files: int, rows: int) -> dict[str, Measured]:
         """Many small files, made by cutting the rows of the lake."""

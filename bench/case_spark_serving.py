@@ -23,7 +23,7 @@ from bench.spark_run import spark
 from bench.wires import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 ROWS = 1_000_000
 ROWS_QUICK = 20_000
@@ -80,11 +80,17 @@ def alternate(server: Served, partner: Partner, rounds: int, seconds: float) -> 
         "spark_serving_http_records": records,
         "spark_serving_requests": requests / scans,
     }
+    return found | by_mode("spark_serving", taken)
+
+
+def by_mode(case: str, taken: Mapping[str, list[Round]]) -> dict[str, Measured]:
+    """What appends cost in each mode, and how long they took."""
+    found: dict[str, Measured] = {}
     for mode, all_of in taken.items():
-        found[f"spark_serving_{mode}_cpu"] = [one["cpu"] for one in all_of]
-        found[f"spark_serving_{mode}_p50"] = [one["p50"] / 1e3 for one in all_of]
-        found[f"spark_serving_{mode}_p99"] = [one["p99"] / 1e3 for one in all_of]
-        found[f"spark_serving_{mode}_rate"] = [one["rate"] for one in all_of]
+        found[f"{case}_{mode}_cpu"] = [one["cpu"] for one in all_of]
+        found[f"{case}_{mode}_p50"] = [one["p50"] / 1e3 for one in all_of]
+        found[f"{case}_{mode}_p99"] = [one["p99"] / 1e3 for one in all_of]
+        found[f"{case}_{mode}_rate"] = [one["rate"] for one in all_of]
     return found
 
 
@@ -113,10 +119,10 @@ def beside(directory: str, url: str, files: list[str], rows: int, core: int) -> 
         print(json.dumps("ready"), flush=True)
         while mode := sys.stdin.readline().strip():
             print(json.dumps("begun"), flush=True)
-            print(json.dumps(_until_stopped(queries[mode], rows)), flush=True)
+            print(json.dumps(until_stopped(queries[mode], rows)), flush=True)
 
 
-def _until_stopped(query: Callable[[], None], rows: int) -> dict[str, float]:
+def until_stopped(query: Callable[[], None], rows: int) -> dict[str, float]:
     stopped = threading.Event()
 
     def listen() -> None:

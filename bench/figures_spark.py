@@ -15,8 +15,9 @@ def _scan(name: str, about: str, goal: Goal | None = None) -> list[Figure]:
 
 
 def _serving(name: str, about: str, goal: Goal | None = None) -> list[Figure]:
+    """Appends while Spark does something; the case is all but the last word of the name."""
     return _case(
-        "spark_serving",
+        name.rpartition("_")[0],
         (f"{name}_cpu", "µs", f"{about}: server CPU an append", goal),
         (f"{name}_p50", "ms", f"{about}: p50", None),
         (f"{name}_p99", "ms", f"{about}: p99", None),
@@ -26,6 +27,7 @@ def _serving(name: str, about: str, goal: Goal | None = None) -> list[Figure]:
 
 _SEALED = "3 M sealed records of 142 B"
 _APPENDS = "1 x 256 B, 64 connections"
+_EVENTS = "20,000/s of 1 x 256 B"
 
 SPARK_FIGURES: tuple[Figure, ...] = (
     *_scan("spark_scan", f"(seq, data) of {_SEALED}", at_least(1_300_000)),
@@ -67,13 +69,21 @@ SPARK_FIGURES: tuple[Figure, ...] = (
         ("spark_lake_sync_variant", "rows/s", "the same with a VARIANT", None),
         ("spark_lake_bytes", "B", "a row in the files of the lake", None),
         ("spark_lake_verify", "rows/s", "all of it, compared with the server", None),
-        ("spark_lake_typed", "rows/s", "sum by group over declared fields", None),
+        ("spark_lake_typed", "rows/s", "sum by group of declared fields, by headrace sql", None),
+        ("spark_lake_typed_alone", "rows/s", "the same by Spark, given the same files", None),
         (
-            "spark_lake_typed_ratio", "x", "the same to plain Parquet, best rounds",
+            "spark_lake_typed_ratio", "x", "headrace sql to Spark alone, best rounds",
             Goal(False, lambda _: 0.9, ">= 0.9"),
         ),
+        ("spark_lake_typed_ratio_median", "x", "the same, median rounds", None),
+        ("spark_lake_typed_cpu_ratio", "x", "the same, CPU of the median rounds", None),
+        ("spark_lake_typed_layout", "x", "those files to a flat copy by Spark", None),
         ("spark_lake_replay", "rows/s", "all of it into a topic of class disk", at_least(300_000)),
+        ("spark_lake_replay_cpu", "µs", "the same, CPU of the reader and sender a row", None),
+        ("spark_lake_replay_server_cpu", "µs", "the same, server CPU a row, sealing too", None),
         ("spark_lake_import", "rows/s", "JSON lines into such a topic", at_least(300_000)),
+        ("spark_lake_import_cpu", "µs", "the same, CPU of the reader and sender a row", None),
+        ("spark_lake_import_server_cpu", "µs", "the same, server CPU a row, sealing too", None),
         ("spark_lake_compact", "s", "1,000 files of 10,000 rows", at_most(60)),
     ),
     *_serving("spark_serving_alone", f"{_APPENDS}, no scan"),
@@ -87,5 +97,22 @@ SPARK_FIGURES: tuple[Figure, ...] = (
         ("spark_serving_rows", "rows/s", "what the scan read meanwhile, on one core", None),
         ("spark_serving_http_records", "records", "historical records over HTTP", at_most(0)),
         ("spark_serving_requests", "requests", "what one scan asks of the server", None),
+    ),
+    *_serving("spark_pipeline_alone", f"{_EVENTS}, no pipeline"),
+    *_serving(
+        "spark_pipeline_beside", f"{_EVENTS}, beside a pipeline",
+        Goal(True, lambda v: 1.15 * v["spark_pipeline_alone_cpu"], "<= 1.15 x alone"),
+    ),
+    *_serving("spark_pipeline_busy", f"{_EVENTS}, beside work that asks nothing of the server"),
+    *_case(
+        "spark_pipeline",
+        ("spark_pipeline_lag_p50", "s", "from an event's append to a result with it: p50", None),
+        ("spark_pipeline_lag_p99", "s", "the same, p99", at_most(5)),
+        ("spark_pipeline_lag_max", "s", "the same, the longest", None),
+        ("spark_pipeline_lag_records", "records", "most that were in no result yet", None),
+        ("spark_pipeline_lag_growth", "x", "the last third of a round to the first", at_most(2)),
+        ("spark_pipeline_batch", "s", "from one result to the next: p50", None),
+        ("spark_pipeline_drain", "s", "after the last append, until the result has all", None),
+        ("spark_pipeline_cpu", "µs", "CPU of Java and Python an event", None),
     ),
 )  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -28,7 +29,7 @@ from headrace.lake.verify import verify
 from headrace.testing.process import ServerProcess
 from tests.spark.sealing import fill, rows_of, seal
 from tests.test_docs import BLOCK, ROOT
-from tests.unit.lake.lakes import Bench, Died, accounted, dies_at, gaps_in, rows_in
+from tests.unit.lake.lakes import ODD_JSON, Bench, Died, accounted, dies_at, gaps_in, rows_in
 
 Command = Callable[..., Any]
 
@@ -79,8 +80,13 @@ def test_the_commands(bench: Bench, topic: str, command: Command) -> None:
     (verified,) = command("verify")["tables"]
     assert (verified["ok"], verified["findings"], verified["compared"]) == (True, [], len(before))
     assert "ok: " in command("verify", "--no-source", json_too=False)
-    history = command("history", "--topics", topic)["tables"][topic]
-    assert [one["what"] for one in history] == ["compact", "sync", "sync", "create table"]
+    (history,) = command("history", "--topics", topic)["tables"]
+    assert [one["what"] for one in history["commits"]] == [
+        "compact",
+        "sync",
+        "sync",
+        "create table",
+    ]
     (vacuumed,) = command("vacuum", "--keep", "0s", "--nobody-writes", "--dry-run")["tables"]
     assert (len(vacuumed["files"]), vacuumed["removed"]) == (2, False)
     (Path(bench.lake.root) / table.name / table.fresh().files()[0].path).unlink()
@@ -187,91 +193,6 @@ def test_a_writer_dies_between_its_steps(
     assert gaps_in(table)
 
 
-def test_sql_answers_from_lake_segments_and_tail(
-    spark: SparkSession,
-    bench: Bench,
-    topic: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    client = bench.client
-    fill(client, topic, 2_000)
-    seal(client, topic)
-    assert bench.sync(topic).error is None
-    fill(client, topic, 1_000, 2_001)
-    seal(client, topic)
-    client.delete_records(topic, match="t4")  # in the lake they stay, and are not shown
-    client.delete_records(topic, before_seq=11)
-
-    def ask(statement: str, *more: str) -> list[Any]:
-        place = ["--url", bench.server.url, "--lake", bench.lake.root, "--json", *more]
-        assert main(["sql", statement.format(t=f"`{topic}`"), *place]) == 0
-        found: list[Any] = json.loads(capsys.readouterr().out)["rows"]
-        return found
-
-    alive = [n for n in range(11, 3_001) if n % 10 != 4 or n % 3 == 0]
-    everything = "select count(*), sum(seq), min(topic) from {t}"
-    assert ask(everything) == [[len(alive), sum(alive), topic]]
-    client.put_topic(topic, {"cap_records": 1_500})
-    client.append(topic, [{"n": 1}] * 5)
-    floor = client.segments(topic).floors.cap
-    assert floor > 1_000
-    # What retention took is in the lake, deleted or not; columns are the same everywhere.
-    alive = [*range(1, floor + 1), *(n for n in alive if n > floor), *range(3_001, 3_006)]
-    counted = ask(
-        "select a.origin, min(a.seq), count(*), sum(a.seq), max(if(b.seq = 13, b.tag, null)),"
-        " max(if(b.seq = 2503, b.node, null)) from {t} a join {t} b on a.seq = b.seq"
-        " group by a.origin order by a.origin",
-        "--origin",
-    )
-    lake_rows = [n for n in alive if n <= 2_000]
-    assert counted[0] == ["lake", 1, len(lake_rows), sum(lake_rows), "t3", None]
-    assert [row[0] for row in counted] == ["lake", "segments", "tail"][: len(counted)]
-    assert (counted[1][1], counted[1][5]) == (2_001, "n1")
-    assert sum(row[2] for row in counted) == len(alive)
-    assert sum(row[3] for row in counted) == sum(alive)
-
-
-def test_replay_with_a_condition(
-    spark: SparkSession, bench: Bench, topic: str, command: Command
-) -> None:
-    client = bench.client
-    client.append(topic, [{"id": n, "price": n / 2} for n in range(1, 101)])
-    fill(client, topic, 100, 101)
-    assert bench.sync(topic).error is None
-    to = f"{topic}-again"
-    where = "data:price::double > 40 or tag = 't1'"
-    done = command("replay", topic, "--to", to, "--where", where)
-    wanted = [
-        row
-        for row in rows_in(bench.table(topic))
-        if row["tag"] == "t1" or (row["kind"] == "json" and json.loads(row["data"])["price"] > 40)
-    ]
-    assert done["rows"] == len(wanted) > 20
-    found = client.diff_arrow(to).table.to_pylist()
-    assert [(row["data"], row["tag"], row["kind"]) for row in found] == [
-        (row["data"], row["tag"], ("json", "bytes").index(row["kind"])) for row in wanted
-    ]
-    done = command("replay", topic, "--to", to, "--seqs", "150-")
-    assert (done["rows"], client.topic(to).count) == (51, len(wanted) + 51)
-
-
-def test_import_in_parallel(
-    spark: SparkSession,
-    bench: Bench,
-    topic: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name in ("a", "b"):
-        lines = (f'{{"file":"{name}","n":{n}}}\n' for n in range(3_000))
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-    for _ in range(2):
-        files = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
-        assert main(["import", *files, "--to", topic, "--url", bench.server.url]) == 0
-        assert "6,000 rows of 2 files" in capsys.readouterr().out
-    assert bench.client.topic(topic).count == 6_000
-
-
 def test_a_variant_beside_the_bytes(spark: SparkSession, bench: Bench, topic: str) -> None:
     client, how = bench.client, {"copier": copy_on(spark), "value_ddl": VARIANT}
     client.append(topic, [{"id": n, "price": n / 2} for n in range(1, 101)])
@@ -297,6 +218,23 @@ def test_a_variant_beside_the_bytes(spark: SparkSession, bench: Bench, topic: st
     polars = pl.read_delta(bench.lake.uri(table.name)).sort("seq")
     assert polars["data"][0] == b'{"id":11,"price":5.5}'
     assert set(polars["value"].struct.fields) == {"metadata", "value"}
+
+
+def test_no_json_stops_a_table_with_a_variant(
+    spark: SparkSession, bench: Bench, topic: str
+) -> None:
+    """What Java cannot take is null, and a row all the same."""
+    mixed = [one for bad in [*ODD_JSON, b'"%s"' % (b"x" * 900_000)] for one in (b'{"n":7}', bad)]
+    for kind in (pa.utf8(), pa.binary()):
+        column = pa.array(mixed, pa.binary()).cast(kind)
+        bench.client.append_arrow(topic, pa.table({"data": column}))
+    assert bench.sync(topic, copier=copy_on(spark), value_ddl=VARIANT).error is None
+    table = bench.table(topic)
+    assert [row["data"] for row in rows_in(table)] == mixed * 2
+    assert verify(table, run_inline, bench.client, bench.connection).ok
+    frame = spark.read.schema("seq BIGINT, value VARIANT").parquet(*table.delta.file_uris())
+    (found,) = frame.selectExpr("count_if(value:n::double = 7)", "max(seq)").collect()
+    assert found[0] >= len(mixed) // 2
 
 
 def test_spark_reads_the_files_of_a_version(spark: SparkSession, bench: Bench, topic: str) -> None:

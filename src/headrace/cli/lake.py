@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,7 @@ from headrace.cli.sql import (
     waiting,
 )
 from headrace.core import config
-from headrace.core.errors import ConfigError, HeadraceError, NotFound
+from headrace.core.errors import ConfigError, HeadraceError, Internal, NotFound
 from headrace.core.settings import RULES
 from headrace.core.units import parse_duration_ms
 
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.lake.copying import Copied, CopyJob
+    from headrace.lake.filtering import Filter
     from headrace.lake.layout import Lake
-    from headrace.lake.replay import ReplayJob
     from headrace.lake.sync import Result, Synced
     from headrace.lake.table import Table
     from headrace.lake.tasks import Failed, Runner
@@ -54,7 +55,7 @@ Done = TypeVar("Done")
 EXIT_NOT_ALL = 1
 # A server that does not answer for so long is an error, which the next round may not have.
 RETRY_MS = 60_000
-TOPICS = "topics, separated by commas"
+TOPICS = "topics, separated by commas; * stands for anything"
 
 
 def _add_tables(parser: argparse.ArgumentParser, topics: str) -> None:
@@ -91,19 +92,49 @@ def names_of(options: argparse.Namespace) -> list[str]:
     return list(filter(None, (name.strip() for name in options.topics.split(","))))
 
 
-def tables_of(lake: Lake, names: Sequence[str]) -> list[Table]:
-    """The tables of these topics, or all; each name has to be one."""
-    from headrace.lake.table import Table
+def tables_of(lake: Lake, names: Sequence[str], failed: Failures | None = None) -> list[Table]:
+    """The tables of these topics, or all; each name has to be one, and there has to be any.
 
-    tables = [Table(lake, name) for name in lake.tables()]
-    found = [table for table in tables if not names or table.identity.topic in names]
-    missing = set(names) - {table.identity.topic for table in found}
-    if missing:
+    With `failed`, one that cannot be opened is noted there, and the others are found.
+    """
+    from headrace.lake.layout import slug_of
+    from headrace.lake.table import Table
+    from headrace.lake.topics import fits, is_pattern
+
+    slugs = {slug_of(name) for name in names}
+    some = bool(names) and not any(map(is_pattern, names))  # the others need not be opened
+    found: list[Table] = []
+    for name in lake.tables():
+        if some and name.partition("-")[2] not in slugs:
+            continue
+        with contextlib.nullcontext() if failed is None else failed(name):
+            table = Table(lake, name)
+            if not names or any(fits(one, table.identity.topic) for one in names):
+                found.append(table)
+    topics = [table.identity.topic for table in found]
+    missing = [name for name in names if not any(fits(name, topic) for topic in topics)]
+    if (missing or not found) and not (failed and failed.errors):
+        what = f"no table of {', '.join(missing)}" if missing else "no table"
         raise NotFound(
-            f"the lake has no table of {', '.join(sorted(missing))}",
+            f"{lake.shown} has {what}",
             fix="run `headrace lake sync` first, or name another lake with --lake",
         )
     return found
+
+
+class Failures:
+    """What went wrong with a table is said, and the others go on."""
+
+    def __init__(self) -> None:
+        self.errors: list[dict[str, str]] = []
+
+    @contextlib.contextmanager
+    def __call__(self, table: str) -> Iterator[None]:
+        try:
+            yield
+        except HeadraceError as error:
+            self.errors.append({"table": table, "code": error.code, "message": str(error)})
+            print(f"headrace: {table}: {error}", file=sys.stderr)
 
 
 class Work:
@@ -131,15 +162,11 @@ class Work:
 
         return self._watched(lambda spark: copy_on(spark)(jobs)) if jobs else []
 
-    def filtered(self, topic: str) -> Callable[[list[ReplayJob], str], int]:
-        """The same for jobs with a condition."""
+    def filtered(self, topic: str) -> Filter:
+        """The same for rows that have to fit a condition."""
+        from headrace.lake.filtering import Filter
 
-        def run(jobs: list[ReplayJob], where: str) -> int:
-            from headrace.lake.filtering import filtered_on
-
-            return self._watched(lambda spark: filtered_on(spark, topic)(jobs, where))
-
-        return run
+        return Filter(self._watched, topic)
 
     def _watched(self, work: Callable[[SparkSession], Done]) -> Done:
         from headrace.cli.spark_progress import spark_progress
@@ -148,13 +175,21 @@ class Work:
         spark = self._start()
 
         def cancel() -> None:
-            if is_in_process(spark):
-                spark.sparkContext.cancelAllJobs()
-            else:
-                spark.interruptAll()
+            # The signal may have ended Java as well.
+            with contextlib.suppress(HeadraceError), spark_errors():
+                if is_in_process(spark):
+                    spark.sparkContext.cancelAllJobs()
+                else:
+                    spark.interruptAll()
 
         with spark_errors(), spark_progress(spark):
             return self._thread.run(lambda: work(spark), cancel)
+
+    def check(self) -> None:
+        """Spark still runs, if it was started; a new one cannot be had in this process."""
+        if self._spark is not None:
+            with spark_errors():
+                self._spark.range(1).count()
 
     def _start(self) -> SparkSession:
         if self._spark is None:
@@ -189,30 +224,48 @@ def _sync_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _sync(options: argparse.Namespace) -> int:
     from headrace.client import Client
-    from headrace.lake.sync import Sync, chosen_topics
+    from headrace.lake.sync import Sync
+    from headrace.lake.topics import chosen_topics
 
     lake = lake_of(options)
     every_ms = _every_ms(options)
     ddl = _ddl(options)
     server = server_of(options)
     work = Work(options)
-    with Client(server.url, token=server.token, tls=server.ca_file) as client:
+    with Client(server.url, token=server.token, tls=server.ca_file) as client, ends_by_sigterm():
         sync = Sync(
             client, connection_of(server), lake, work.runner, copier=work.copy, value_ddl=ddl
         )
         told = (lambda done: None) if options.json else _say_synced
         while True:
-            results = sync.run(chosen_topics(client, names_of(options)), told)
-            _print_synced(options, results)
+            try:
+                results = sync.run(chosen_topics(client, names_of(options)), told)
+                _print_synced(options, results)
+                if any(one.code == Internal.code for one in results):
+                    work.check()
+            except HeadraceError as error:
+                # A server that is away comes back, and so may a topic that fits.
+                if every_ms is None or not (error.retryable or isinstance(error, NotFound)):
+                    raise
+                _say_failed(options, error)
             if every_ms is None:
-                break
+                return EXIT_NOT_ALL if any(one.error or one.report_error for one in results) else 0
             rest(every_ms / 1000)
-    return EXIT_NOT_ALL if any(result.error for result in results) else 0
 
 
 def rest(seconds: float) -> None:
     """Wait; Ctrl-C ends it."""
     threading.Event().wait(seconds)
+
+
+@contextlib.contextmanager
+def ends_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that nothing stays pinned or running."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _every_ms(options: argparse.Namespace) -> int | None:
@@ -249,9 +302,22 @@ def _print_synced(options: argparse.Namespace, results: list[Result]) -> None:
     for result in results:
         if result.error is not None:
             print(f"headrace: {result.topic}: {result.error}", file=sys.stderr)
+        if result.report_error is not None:
+            print(
+                f"headrace: {result.topic}: it is in the lake, and the server does not know it: "
+                f"{result.report_error}",
+                file=sys.stderr,
+            )
     behind = sum(result.error is not None for result in results)
     rows = sum(result.rows for result in results)
     print(f"{len(results) - behind} of {len(results)} topics are in the lake; {rows:,} new rows")
+
+
+def _say_failed(options: argparse.Namespace, error: HeadraceError) -> None:
+    if options.json:
+        print_json({"topics": [], "error": {"code": error.code, "message": str(error)}})
+        sys.stdout.flush()
+    print(f"headrace: {error}", file=sys.stderr)
 
 
 # compact
@@ -267,9 +333,9 @@ def _compact(options: argparse.Namespace) -> int:
 
     from headrace.lake.compact import compact
 
-    lake, work, found, failed = lake_of(options), Work(options), [], _Failures()
-    for table in tables_of(lake, names_of(options)):
-        with failed(table):
+    lake, work, found, failed = lake_of(options), Work(options), [], Failures()
+    for table in tables_of(lake, names_of(options), failed):
+        with failed(table.name):
             while (done := compact(table, work.runner)) is not None:
                 found.append(done)
                 table = table.fresh()
@@ -285,22 +351,6 @@ def _compact(options: argparse.Namespace) -> int:
     elif not found and not errors:
         print("there is nothing to put together")
     return EXIT_NOT_ALL if errors else 0
-
-
-class _Failures:
-    """What went wrong with a table is said, and the others go on."""
-
-    def __init__(self) -> None:
-        self.errors: list[dict[str, str]] = []
-
-    @contextlib.contextmanager
-    def __call__(self, table: Table) -> Iterator[None]:
-        try:
-            yield
-        except HeadraceError as error:
-            topic = table.identity.topic
-            self.errors.append({"topic": topic, "code": error.code, "message": str(error)})
-            print(f"headrace: {topic}: {error}", file=sys.stderr)
 
 
 # vacuum
@@ -328,16 +378,18 @@ def _vacuum(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(f"--keep {options.keep}: {error}", fix="such as --keep 7d") from None
     hours = checked_hours(hours, alone=options.nobody_writes)
-    found = []
-    for table in tables_of(lake, names_of(options)):
-        done = vacuum(table, hours, dry_run=options.dry_run)
-        found.append(done)
-        if not options.json:
-            verb = "would be removed" if options.dry_run else "removed"
-            print(f"{done.topic}: {len(done.files)} files {verb}", flush=True)
+    found, failed = [], Failures()
+    for table in tables_of(lake, names_of(options), failed):
+        with failed(table.name):
+            done = vacuum(table, hours, dry_run=options.dry_run)
+            found.append(done)
+            if not options.json:
+                verb = "would be removed" if options.dry_run else "removed"
+                print(f"{done.topic}: {len(done.files)} files {verb}", flush=True)
+    errors = failed.errors
     if options.json:
-        print_json({"tables": [msgspec.to_builtins(done) for done in found]})
-    return 0
+        print_json({"tables": [msgspec.to_builtins(done) for done in found], "errors": errors})
+    return EXIT_NOT_ALL if errors else 0
 
 
 # verify
@@ -358,20 +410,21 @@ def _verify(options: argparse.Namespace) -> int:
     from headrace.client import Client
     from headrace.lake.verify import verify
 
-    lake, work, found = lake_of(options), Work(options), []
+    lake, work, found, failed = lake_of(options), Work(options), [], Failures()
     server = server_of(options)
     with Client(server.url, token=server.token, tls=server.ca_file) as client:
-        for table in tables_of(lake, names_of(options)):
-            if options.no_source:
-                done = verify(table, work.runner)
-            else:
-                done = verify(table, work.runner, client, connection_of(server))
-            found.append(done)
-            if not options.json:
-                _say_verified(done)
+        source = () if options.no_source else (client, connection_of(server))
+        for table in tables_of(lake, names_of(options), failed):
+            with failed(table.name):
+                done = verify(table, work.runner, *source)
+                found.append(done)
+                if not options.json:
+                    _say_verified(done)
+    errors = failed.errors
     if options.json:
-        print_json({"tables": [{**msgspec.to_builtins(done), "ok": done.ok} for done in found]})
-    return 0 if all(done.ok for done in found) else EXIT_NOT_ALL
+        shown = [{**msgspec.to_builtins(done), "ok": done.ok} for done in found]
+        print_json({"tables": shown, "errors": errors})
+    return 0 if all(done.ok for done in found) and not errors else EXIT_NOT_ALL
 
 
 def _say_verified(done: Verified) -> None:
@@ -405,21 +458,30 @@ def _history(options: argparse.Namespace) -> int:
 
     if options.limit < 1:
         raise ConfigError(f"--limit {options.limit} shows nothing", fix="give a number above 0")
-    lake = lake_of(options)
-    tables = tables_of(lake, names_of(options))
-    found = {table.identity.topic: history(table, options.limit) for table in tables}
+    found, failed = [], Failures()
+    for table in tables_of(lake_of(options), names_of(options), failed):
+        with failed(table.name):
+            found.append((table, history(table, options.limit)))
     if options.json:
-        print_json({"tables": {name: msgspec.to_builtins(list_) for name, list_ in found.items()}})
-        return 0
-    rows: list[Sequence[str]] = [("topic", "version", "time", "what", "seqs", "rows", "gaps")]
-    for topic, commits in found.items():
+        shown = [
+            {
+                "topic": table.identity.topic,
+                "table": table.name,
+                "commits": msgspec.to_builtins(commits),
+            }
+            for table, commits in found
+        ]
+        print_json({"tables": shown, "errors": failed.errors})
+        return EXIT_NOT_ALL if failed.errors else 0
+    rows: list[Sequence[str]] = [("table", "version", "time", "what", "seqs", "rows", "gaps")]
+    for table, commits in found:
         for one in commits:
             seqs = "" if one.last_seq is None else f"{one.first_seq} to {one.last_seq}"
             at = f"{datetime.fromtimestamp(one.ts / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
-            shown = ("" if count is None else f"{count:,}" for count in (one.rows, one.gaps))
-            rows.append((topic, str(one.version), at, one.what, seqs, *shown))
+            shown_counts = ("" if count is None else f"{count:,}" for count in (one.rows, one.gaps))
+            rows.append((table.name, str(one.version), at, one.what, seqs, *shown_counts))
     print_table(rows)
-    return 0
+    return EXIT_NOT_ALL if failed.errors else 0
 
 
 VERBS = (

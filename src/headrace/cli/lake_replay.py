@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
+from headrace.cli.feeding import add_feeding, runner_of, watching, workers_of
 from headrace.cli.lake import Work, add_lake, connection_of, lake_of, tables_of
 from headrace.cli.options import Verb, add_server, print_json, server_of
 from headrace.cli.sql import add_spark
 from headrace.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.lake.layout import Lake
+    from headrace.lake.replay import Note
+    from headrace.lake.table import Table
 
 _SEQS = re.compile(r"([0-9]{1,18})?-([0-9]{1,18})?")
 
@@ -24,8 +33,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seqs", metavar="FIRST-LAST", help="only these, such as 100-200 or 100-")
     parser.add_argument(
-        "--in-order", action="store_true", help="one part after the other, so that order is kept"
+        "--restart",
+        action="store_true",
+        help="begin anew where the same replay was cut off before; what it stored stays",
     )
+    add_feeding(parser)
     add_lake(parser)
     add_server(parser)
     add_spark(parser)
@@ -57,26 +69,48 @@ def _run(options: argparse.Namespace) -> int:
 
     first, last = seqs_of(options.seqs)
     lake = lake_of(options)
-    tables = tables_of(lake, [options.topic])
-    # The newest life of a topic that was made anew.
-    table = max(tables, key=lambda one: one.identity.epoch)
-    server, work = server_of(options), Work(options)
+    table = table_of(lake, options.topic)
+    server, work, workers = server_of(options), Work(options), workers_of(options)
     with Client(server.url, token=server.token, tls=server.ca_file, deadline_ms=0) as client:
-        client.health()  # Spark takes seconds to start, and would be in vain
-    done = replay(
-        table,
-        Wanted(options.to, first, last, options.where),
-        connection_of(server),
-        work.runner,
-        filtered=work.filtered(options.topic),
-        in_order=options.in_order,
-    )
+        client.health()  # nothing is read for a server that is not there
+    with watching() as watch:
+        done = replay(
+            table,
+            Wanted(options.to, first, last, options.where),
+            connection_of(server),
+            runner_of(options, work),
+            filtered=work.filtered(options.topic),
+            in_order=options.in_order,
+            restart=options.restart,
+            workers=workers,
+            told=_say_resumed,
+            watch=watch,
+        )
     if options.json:
         print_json(msgspec.to_builtins(done))
     else:
+        before = f", {done.rows_before:,} were there before" if done.rows_before else ""
         again = " (it went on where it was cut off)" if done.resumed else ""
-        print(f"{done.topic} to {done.to}: {done.rows:,} rows of version {done.version}{again}")
+        what = f"{done.topic} to {done.to}"
+        print(f"{what}: {done.rows:,} rows of version {done.version}{before}{again}")
     return 0
+
+
+def table_of(lake: Lake, topic: str) -> Table:
+    """The table of a topic; of one that was made anew, that of its newest life."""
+    tables = [one for one in tables_of(lake, [topic]) if one.identity.topic == topic]
+    if not tables:
+        raise ConfigError(f"{topic} is no single topic", fix="replay one topic at a time")
+    return max(tables, key=lambda one: one.identity.epoch)
+
+
+def _say_resumed(note: Note) -> None:
+    since = f"{datetime.fromtimestamp(note.started / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    print(
+        f"headrace: going on with the replay of version {note.version} that began {since}; "
+        "--restart begins anew",
+        file=sys.stderr,
+    )
 
 
 VERBS = (Verb(("lake", "replay"), "bring history back into a topic", _arguments, _run),)

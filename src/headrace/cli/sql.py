@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, TypeVar
 from headrace.cli.options import Verb, add_server, server_of
 from headrace.cli.rows import csv_line, print_cells
 from headrace.cli.statements import all_statements
-from headrace.core.errors import ConfigError, Internal
+from headrace.core.errors import ConfigError, Internal, NotFound
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from headrace.lake.layout import Lake
     from headrace.spark.options import Connection
-    from headrace.spark.sql.tables import Answer, History, Tables
+    from headrace.spark.sql.cuts import Cut
+    from headrace.spark.sql.tables import Answer, Tables
 
 # A table is collected before it is shown; CSV and JSON are written as rows come.
 TABLE_ROWS_MAX = 1_000
@@ -59,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"answer from this lake as far as it goes; else ${LAKE_VARIABLE}, else from none",
     )
     parser.add_argument(
-        "--origin", action="store_true", help="a column `origin`: lake, segments or tail"
+        "--origin",
+        action="store_true",
+        help="a column `origin`: lake, segments (sealed files of the server) or tail (the rest)",
     )
     add_server(parser)
     add_spark(parser)
@@ -95,14 +99,13 @@ def run(options: argparse.Namespace) -> int:
     """Run the statement, those of stdin, or the shell."""
     if options.limit is not None and options.limit < 1:
         raise ConfigError(f"--limit {options.limit} shows nothing", fix="give a number above 0")
-    if options.origin and not (options.lake or os.environ.get(LAKE_VARIABLE)):
-        raise ConfigError("--origin needs a lake", fix=f"name one: --lake, or ${LAKE_VARIABLE}")
     settings = settings_of_spark(options)
     statements = _statements(options)
     if statements == []:
         raise ConfigError("there is no statement", fix='give one: headrace sql "select 1"')
+    lake = _lake(options)
     connection = _connect(options)
-    runner = Runner(options, settings, connection)
+    runner = Runner(options, settings, connection, lake)
     if statements is None:
         from headrace.cli.shell import Shell
 
@@ -130,17 +133,28 @@ def _connect(options: argparse.Namespace) -> Connection:
     return Connection(server.url, server.token, server.ca_file, retry_timeout_ms=RETRY_MS)
 
 
-def _history(
-    options: argparse.Namespace, spark: SparkSession, connection: Connection
-) -> History | None:
-    """What a lake has, if one is named."""
+def _lake(options: argparse.Namespace) -> Lake | None:
+    """The lake, if one is named; that it can be read is known before Spark starts."""
     place = options.lake or os.environ.get(LAKE_VARIABLE)
     if not place:
         return None
-    from headrace.lake.frames import LakeHistory
+    try:
+        import deltalake  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "what the lake needs is not installed",
+            fix=f"pip install 'headrace[lake]', or leave out --lake and ${LAKE_VARIABLE}",
+        ) from None
     from headrace.lake.layout import Lake
 
-    return LakeHistory(spark, Lake(place), connection)
+    lake = Lake(place)
+    if not lake.tables():
+        # Else a name that is not right would be answered without any history.
+        raise NotFound(
+            f"there is no table in the lake {lake}",
+            fix=f"run `headrace lake sync` first, or leave out --lake and ${LAKE_VARIABLE}",
+        )
+    return lake
 
 
 class OutputClosed(BrokenPipeError):
@@ -177,11 +191,16 @@ class Runner:
     """Runs statements one after the other, in a session that starts with the first."""
 
     def __init__(
-        self, options: argparse.Namespace, settings: dict[str, str], connection: Connection
+        self,
+        options: argparse.Namespace,
+        settings: dict[str, str],
+        connection: Connection,
+        lake: Lake | None = None,
     ) -> None:
         self._options = options
         self._settings = settings
         self._connection = connection
+        self._lake = lake
         self._tables: Tables | None = None
         self._thread = WorkThread()
 
@@ -196,7 +215,13 @@ class Runner:
         with tables.query(statement) as answer:
             if self._options.verbose:
                 print_cuts(answer)
-            return self._show(answer)
+            show = self._show(answer)
+
+        def show_all() -> None:
+            show()
+            note_losses(answer)
+
+        return show_all
 
     def _start(self) -> Tables:
         if self._tables is None:
@@ -204,7 +229,11 @@ class Runner:
 
             with waiting("starting Spark ..."):
                 spark = start_spark(self._options, self._settings)
-                history = _history(self._options, spark, self._connection)
+                history = None
+                if self._lake is not None:
+                    from headrace.lake.frames import LakeHistory
+
+                    history = LakeHistory(spark, self._lake)
                 origins = self._options.origin
                 self._tables = Tables(spark, self._connection, history, origins=origins)
         return self._tables
@@ -276,7 +305,16 @@ def waiting(text: str) -> Iterator[None]:
 
 def print_cuts(answer: Answer) -> None:
     for cut in answer.cuts.values():
-        print(f"{cut.topic}: up to seq {cut.head} of epoch {cut.epoch}", file=sys.stderr)
+        past = f", up to seq {cut.past_to} from the lake" if cut.past_to else ""
+        print(f"{cut.topic}: up to seq {cut.head} of epoch {cut.epoch}{past}", file=sys.stderr)
+
+
+def note_losses(answer: Answer) -> None:
+    """Say what nobody has any more of what was asked for."""
+    from headrace.spark.sql.cuts import losses_said
+
+    for text in losses_said(answer.cuts.values()):
+        note(text)
 
 
 def table_of(answer: Answer, limit: int | None) -> Callable[[], None]:
@@ -328,7 +366,7 @@ def write_json(answer: Answer, limit: int | None) -> None:
     from headrace.spark.sql.printing import column_types, json_rows, row_values
 
     columns = [{"name": name, "type": kind} for name, kind in column_types(answer.frame)]
-    cuts = {cut.topic: {"epoch": cut.epoch, "head_seq": cut.head} for cut in answer.cuts.values()}
+    cuts = {cut.topic: _cut_document(cut) for cut in answer.cuts.values()}
     frame = answer.frame if limit is None else answer.frame.limit(limit)
     rows = json_rows(frame).toLocalIterator(prefetchPartitions=True) if columns else iter(())
     row = next(rows, None)  # what fails at once fails before anything is written
@@ -339,6 +377,14 @@ def write_json(answer: Answer, limit: int | None) -> None:
         write_out(before + msgspec.json.encode(row_values(row[0])).decode())
         before, row = ",", next(rows, None)
     write_out("]}\n")
+
+
+def _cut_document(cut: Cut) -> dict[str, object]:
+    found: dict[str, object] = {"epoch": cut.epoch, "head_seq": cut.head}
+    if cut.past_to or cut.losses:
+        found["lake_to_seq"] = cut.past_to
+        found["lost"] = [loss._asdict() for loss in cut.losses]
+    return found
 
 
 VERBS = (Verb(("sql",), "run SQL over topics, with Spark", add_arguments, run),)

@@ -1,4 +1,5 @@
 """The lake: the history of topics as Delta tables that everybody can open.
 
-The serving process never imports this package; it needs the extra `headrace[lake]`.
+It needs the extra `headrace[lake]`.  The serving process imports `cold.py` alone, and what that
+needs to read tables, `headrace[cold]`, only once somebody reads what only the lake has.
 """

@@ -6,6 +6,7 @@ files still do not overlap; nothing else changes.  Of two compactions at once on
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -17,7 +18,7 @@ from headrace.core.clock import Random, SystemRandom
 from headrace.core.errors import DataLost, HeadraceError, LakeConflict
 from headrace.lake.accounts import add_rows
 from headrace.lake.columns import file_schema
-from headrace.lake.files import FILE_BYTES_MAX, DataFile, DayFiles, as_stored, read_rows
+from headrace.lake.files import FILE_BYTES_MAX, DataFile, DayFiles, as_stored, read_whole
 from headrace.lake.layout import NOTE_BATCH, NOTE_ROWS, Lake, new_batch
 from headrace.lake.table import Table
 from headrace.lake.tasks import Failed, Runner
@@ -94,7 +95,8 @@ def merge_files(job: MergeJob) -> Merged:
 def _in_order(job: MergeJob, schema: pa.Schema) -> Iterable[pa.RecordBatch]:
     store = job.lake.store()
     for file in job.files:
-        for rows in read_rows(store, job.table, file.path):
+        # All of it is checked: nothing that has changed since may become a good file.
+        for rows in read_whole(store, job.table, file.path, file.size):
             yield as_stored(rows, schema)
 
 
@@ -126,7 +128,8 @@ def compact(
         )
     except HeadraceError as error:
         if not committing or isinstance(error, LakeConflict):
-            _discard(table, new)
+            with contextlib.suppress(HeadraceError):  # what stays there vacuum removes
+                _discard(table, new, committing)
         raise
     return Compacted(
         topic=table.identity.topic,
@@ -164,8 +167,11 @@ def _check(table: Table, group: Sequence[DataFile], answer: Merged | Failed[Merg
         )
 
 
-def _discard(table: Table, files: Sequence[DataFile]) -> None:
-    kept = {file.path for file in table.fresh().files()}
+def _discard(table: Table, files: Sequence[DataFile], committing: bool) -> None:
+    now = table.fresh()
+    if committing and now.compactions == table.compactions:
+        return  # nobody else has committed: an answer was lost, and ours may yet arrive
+    kept = {file.path for file in now.files()}
     store = table.lake.store()
     for file in files:
         if file.path not in kept:

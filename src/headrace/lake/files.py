@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.core.clock import Random
-from headrace.core.errors import SegmentCorrupt
+from headrace.core.errors import NotReady, SegmentCorrupt
 from headrace.lake.columns import DAY
-from headrace.lake.layout import file_name
-from headrace.storage.fs import File
+from headrace.lake.layout import file_name, is_whole
+from headrace.storage.fs import File, read_exact
 from headrace.storage.tier import BytesFile, Store
 
 # A row group: what a reader decodes at once, and what a writer holds before it is encoded.
@@ -29,6 +29,9 @@ ROW_GROUP_BYTES: Final = 32 << 20
 # A file is closed when it has so many bytes; it is built in memory.
 FILE_BYTES_MAX: Final = 128 << 20
 ZSTD_LEVEL: Final = 1
+# What is wrong with a file: `detail.reason`, and the finding of a verification.
+MISSING: Final = "file missing"
+DAMAGED: Final = "damaged"
 _US_PER_MS: Final = 1_000
 
 
@@ -81,10 +84,10 @@ class DayFiles:
     def _finish(self) -> None:
         if self._open is None:
             return
-        name = f"{DAY}={self._open.day}/{file_name(self._batch, self._random)}"
-        content, found = self._open.close(name)
+        content = self._open.close()
+        name = f"{DAY}={self._open.day}/{file_name(self._batch, self._random, content)}"
         put(self._store, f"{self._table}/{name}", content)
-        self._done.append(found)
+        self._done.append(self._open.described(name, len(content)))
         self._open = None
 
 
@@ -132,14 +135,17 @@ class _OpenFile:
             self._writer.write_table(table, row_group_size=max(1, table.num_rows))
             self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
-    def close(self, path: str) -> tuple[bytes, DataFile]:
-        """Its bytes, and what is in it."""
+    def close(self) -> bytes:
+        """Its bytes; nothing can be added any more."""
         self._encode()
         self._writer.close()
-        content = self._sink.getvalue().to_pybytes()
-        return content, DataFile(
+        return self._sink.getvalue().to_pybytes()
+
+    def described(self, path: str, size: int) -> DataFile:
+        """What is in it."""
+        return DataFile(
             path,
-            len(content),
+            size,
             self._rows,
             self.day,
             self._first_seq,
@@ -209,7 +215,14 @@ def by_day(rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
 
 def put(store: Store, path: str, content: bytes) -> None:
     """Store a file, all or nothing."""
-    store.put(path, BytesFile(path, content), len(content))
+    try:
+        store.put(path, BytesFile(path, content), len(content))
+    except OSError as error:
+        raise NotReady(
+            f"{store.describe(path)} could not be written: {error}",
+            fix="check the room and the permissions where the lake is, then run this again",
+            detail={"reason": "lake_not_writable", "file": path},
+        ) from None
 
 
 class Seekable(io.RawIOBase):
@@ -243,24 +256,60 @@ class Seekable(io.RawIOBase):
 def read_rows(
     store: Store, table: str, path: str, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, checked against its checksums; nothing else has its columns."""
+    """The rows of a file, checked page by page; only what is asked for is fetched."""
     opened = store.open_read(f"{table}/{path}")
     try:
         source = pa.PythonFile(Seekable(opened), mode="r")
-        file = pq.ParquetFile(source, page_checksum_verification=True)
-        for group in range(file.num_row_groups):
-            rows = file.read_row_group(group, columns=list(columns) if columns else None)
-            yield from rows.combine_chunks().to_batches()
+        yield from _batches(source, columns)
+    except FileNotFoundError:
+        raise
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise SegmentCorrupt(
-            f"{store.describe(f'{table}/{path}')} cannot be read: {error}",
-            fix="restore the file from a copy of the lake, or sync the topic into a new lake",
-            detail={"file": path},
-        ) from None
+        raise _damaged(store, table, path, str(error)) from None
     finally:
         opened.close()
+
+
+def read_whole(store: Store, table: str, path: str, size: int) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, once all of it has been compared with the hash in its name.
+
+    Checksums of pages are silent about the rest of a file: where its columns lie and what their
+    statistics are.  Whoever removes a file in favour of another, or vouches for it, looks at all.
+    """
+    try:
+        opened = store.open_read(f"{table}/{path}")
+    except FileNotFoundError as error:
+        raise _damaged(store, table, path, str(error), MISSING) from None
+    try:
+        if opened.size() != size:
+            why = f"it has {opened.size()} bytes, not {size}"
+            raise _damaged(store, table, path, why)
+        content = read_exact(opened, size, 0)
+        if not is_whole(path, content):
+            raise _damaged(store, table, path, "its bytes are not those that were written")
+        yield from _batches(pa.BufferReader(content), None)
+    except FileNotFoundError as error:
+        raise _damaged(store, table, path, str(error), MISSING) from None
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise _damaged(store, table, path, str(error)) from None
+    finally:
+        opened.close()
+
+
+def _batches(source: Any, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    file = pq.ParquetFile(source, page_checksum_verification=True)
+    for group in range(file.num_row_groups):
+        rows = file.read_row_group(group, columns=list(columns) if columns else None)
+        yield from rows.combine_chunks().to_batches()
+
+
+def _damaged(
+    store: Store, table: str, path: str, why: str, reason: str = DAMAGED
+) -> SegmentCorrupt:
+    return SegmentCorrupt(
+        f"{store.describe(f'{table}/{path}')} cannot be read: {why}",
+        fix="restore the file from a copy of the lake, or sync the topic into a new lake",
+        detail={"file": path, "reason": reason},
+    )
 
 
 def as_stored(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -17,7 +17,7 @@ from headrace.core.clock import Random
 from headrace.core.errors import Internal
 from headrace.lake.accounts import Gap
 from headrace.lake.columns import GAPS
-from headrace.lake.files import DataFile, parquet_writer, put, read_rows
+from headrace.lake.files import DataFile, parquet_writer, put, read_whole
 from headrace.lake.layout import GAPS_SUFFIX, NOTE_BATCH, NOTE_GAPS, Identity, Lake, file_name
 from headrace.lake.table import (
     COMMITS_SEARCHED_MAX,
@@ -49,7 +49,7 @@ def read_gaps(lake: Lake, identity: Identity, version: int | None) -> pa.Table:
 
 def _rows_of(lake: Lake, name: str, files: Sequence[DataFile]) -> pa.Table:
     store = lake.store()
-    batches = [rows for file in files for rows in read_rows(store, name, file.path)]
+    batches = [rows for file in files for rows in read_whole(store, name, file.path, file.size)]
     return pa.Table.from_batches([rows.cast(GAPS) for rows in batches], schema=GAPS)
 
 
@@ -74,7 +74,7 @@ def record_gaps(
     if len(kept) >= FILES_MAX:
         rows = pa.concat_tables([_rows_of(lake, name, kept), rows]).sort_by("first")
         kept = []
-    new = _write(lake, name, file_name(batch, random), rows)
+    new = _write(lake, name, batch, rows, random)
     there, wanted = {file.path for file in known}, {file.path for file in kept}
     actions: list[AddAction | RemoveAction] = [
         *adds([new, *(file for file in kept if file.path not in there)]),
@@ -89,7 +89,10 @@ def record_gaps(
                 {identity.app_id: to_seq}, {NOTE_BATCH: batch, NOTE_GAPS: len(gaps)}
             ),
         )
-        return _version_of(_at(lake, name, None), batch)
+        found = _version_of(_at(lake, name, None), batch)
+        # The table names this version next, and must not know of one that a power loss took.
+        lake.settle(name)
+    return found
 
 
 def _at(lake: Lake, name: str, version: int | None) -> DeltaTable:
@@ -122,11 +125,12 @@ def _table_of(gaps: Sequence[Gap], to_seq: int, now_ms: int) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=GAPS)
 
 
-def _write(lake: Lake, name: str, path: str, rows: pa.Table) -> DataFile:
+def _write(lake: Lake, name: str, batch: str, rows: pa.Table, random: Random) -> DataFile:
     sink = pa.BufferOutputStream()
     with parquet_writer(sink, GAPS) as writer:
         writer.write_table(rows)
     content = sink.getvalue().to_pybytes()
+    path = file_name(batch, random, content)
     put(lake.store(), f"{name}/{path}", content)
     return DataFile(path, len(content), rows.num_rows, None, 0, 0, 0, 0)
 

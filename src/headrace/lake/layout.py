@@ -6,21 +6,29 @@ and as an address with options for Delta's log.
 
 from __future__ import annotations
 
+import contextlib
 import os.path
 import re
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
+
+from xxhash import xxh3_64_hexdigest
 
 from headrace.core.clock import Random
 from headrace.core.errors import ConfigError, UnsupportedFormat
 from headrace.storage.fs import RealFilesystem
+from headrace.storage.purpose import Purpose
 from headrace.storage.tier import OBJECT_SCHEMES, Store, open_store, redact_url
+
+if TYPE_CHECKING:
+    from headrace.client.models import Manifest
 
 FORMAT: Final = "1"
 PROPERTY_FORMAT: Final = "headrace.format"
 PROPERTY_TOPIC: Final = "headrace.topic"
 PROPERTY_TOPIC_ID: Final = "headrace.topic_id"
 PROPERTY_EPOCH: Final = "headrace.epoch"
+PROPERTY_DIRECTORY: Final = "headrace.directory"
 PROPERTY_VALUE: Final = "headrace.value"
 
 # In the commit information of each commit of ours.
@@ -31,9 +39,16 @@ NOTE_ROWS: Final = "headrace.rows"
 NOTE_GAPS: Final = "headrace.gaps"
 
 DIRECTORY: Final = "lake"  # of a data directory
+LOG: Final = "_delta_log"  # of a table: Delta's
+# The newest files of a log that are made durable together; a writer that died left fewer undone.
+LOG_FILES_SETTLED: Final = 16
 GAPS_SUFFIX: Final = ".gaps"
 SLUG_CHARACTERS_MAX: Final = 48
 _TABLE: Final = re.compile(r"([0-9]+)-([a-z0-9._-]+)")
+_DATA_FILE: Final = re.compile(r"[0-9a-z]+-[0-9a-f]{16}-([0-9a-f]{16})\.parquet")
+_PURPOSE: Final = Purpose(
+    "the lake", "HEADRACE_LAKE", "lake_unreachable", "what is committed stays"
+)
 
 
 class Identity(NamedTuple):
@@ -42,6 +57,18 @@ class Identity(NamedTuple):
     topic: str
     topic_id: int
     epoch: int
+    directory: str = ""  # the name of the server's data directory; empty: it is not known
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Identity:
+        """That of the topic which a manifest is about."""
+        return cls(manifest.topic, manifest.topic_id, manifest.epoch, manifest.directory)
+
+    def agrees(self, other: Identity) -> bool:
+        """Whether both are the same life of the same topic, as far as is known."""
+        return self[:3] == other[:3] and (
+            self.directory == other.directory or not (self.directory and other.directory)
+        )
 
     @property
     def table(self) -> str:
@@ -73,6 +100,8 @@ class Identity(NamedTuple):
             PROPERTY_TOPIC_ID: str(self.topic_id),
             PROPERTY_EPOCH: str(self.epoch),
         }
+        if self.directory:
+            found[PROPERTY_DIRECTORY] = self.directory
         return found if value_ddl is None else found | {PROPERTY_VALUE: value_ddl}
 
 
@@ -87,7 +116,8 @@ def identity_of(properties: dict[str, str], table: str) -> Identity:
             detail={"table": table},
         )
     topic_id, epoch = properties[PROPERTY_TOPIC_ID], properties[PROPERTY_EPOCH]
-    return Identity(properties[PROPERTY_TOPIC], int(topic_id), int(epoch))
+    directory = properties.get(PROPERTY_DIRECTORY, "")
+    return Identity(properties[PROPERTY_TOPIC], int(topic_id), int(epoch), directory)
 
 
 def slug_of(topic: str) -> str:
@@ -114,9 +144,26 @@ def new_batch(random: Random) -> str:
     return random.bytes(8).hex()
 
 
-def file_name(batch: str, random: Random) -> str:
-    """A data file's name: another for each attempt to write it."""
-    return f"{batch}-{random.bytes(8).hex()}.parquet"
+def file_name(batch: str, random: Random, content: bytes) -> str:
+    """A data file's name: another for each attempt to write it, and with the hash of its bytes."""
+    return f"{batch}-{random.bytes(8).hex()}-{xxh3_64_hexdigest(content)}.parquet"
+
+
+def is_whole(path: str, content: bytes) -> bool:
+    """Whether these are the bytes that a data file was named for.
+
+    >>> from headrace.core.clock import SeededRandom
+    >>> name = file_name("b", SeededRandom(7), b"rows")
+    >>> is_whole(f"day=2026-01-31/{name}", b"rows"), is_whole(name, b"cows")
+    (True, False)
+    """
+    return hash_named(path) == xxh3_64_hexdigest(content)
+
+
+def hash_named(path: str) -> str | None:
+    """The hash of its bytes in the name of a data file; None where it is no such name."""
+    named = _DATA_FILE.fullmatch(path.rpartition("/")[2])
+    return None if named is None else named[1]
 
 
 class Lake:
@@ -139,11 +186,16 @@ class Lake:
         self.root = root if self.is_remote else os.path.abspath(root)
 
     def __repr__(self) -> str:
-        return f"Lake({redact_url(self.root)!r})"
+        return f"Lake({self.shown!r})"
+
+    @property
+    def shown(self) -> str:
+        """Where it is, for a person; without secrets."""
+        return redact_url(self.root)
 
     def store(self) -> Store:
         """Where its files are; paths begin with the name of a table."""
-        return open_store(self.root)
+        return open_store(self.root, _PURPOSE)
 
     def uri(self, table: str) -> str:
         """The address of a table, as Delta readers take it."""
@@ -160,7 +212,7 @@ class Lake:
             return None
         from headrace.storage.objectstore import parse_store_url
 
-        parsed = parse_store_url(self.root)
+        parsed = parse_store_url(self.root, _PURPOSE)
         if parsed.scheme != "s3":
             return {}
         found = {"aws_conditional_put": "etag"}
@@ -180,4 +232,22 @@ class Lake:
             return [name for name in RealFilesystem(self.root).listdir("") if is_table(name)]
         from headrace.storage.objectstore import ObjectStore
 
-        return [name for name in ObjectStore(self.root).folders() if is_table(name)]
+        return [name for name in ObjectStore(self.root, _PURPOSE).folders() if is_table(name)]
+
+    def settle(self, table: str) -> None:
+        """From now on what Delta has committed to a table survives a power loss.
+
+        delta-rs leaves that to the operating system; an object store sees to it by itself.
+        """
+        if self.is_remote:
+            return
+        fs, log = RealFilesystem(self.root), f"{table}/{LOG}"
+        for name in fs.listdir(log)[-LOG_FILES_SETTLED:]:  # `_last_checkpoint` is the last
+            with contextlib.suppress(FileNotFoundError):  # what another writer has under way
+                file = fs.open_read(f"{log}/{name}")
+                try:
+                    file.sync()
+                finally:
+                    file.close()
+        for directory in (log, table, ""):
+            fs.sync_dir(directory)

@@ -2,30 +2,34 @@
 
 The rule it owns: a replay that was cut off goes on as the same replay.  Which version of the table
 it reads, and under which name it writes, is noted beside the table until it is done; files are
-shared out by that version alone, so that each job is the same again, and stores nothing twice.
+shared out by that version alone, so that the parts are the same again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64_hexdigest
 
-from headrace.core.clock import Random, SystemRandom
-from headrace.lake.feeding import COLUMNS, send_rows
+from headrace.core.clock import Random, SystemClock, SystemRandom
+from headrace.core.errors import DataLost
+from headrace.lake.crew import Watch, bring
+from headrace.lake.feeding import COLUMNS, Fed, Reading, Target, target_of
 from headrace.lake.files import DataFile, put, read_rows
 from headrace.lake.layout import Lake, new_batch
 from headrace.lake.table import Table
-from headrace.lake.tasks import Failed, Runner
+from headrace.lake.tasks import Runner
 from headrace.spark.options import Connection
 from headrace.storage.fs import read_exact
 
-# A job reads about so many bytes of files; another number would be other jobs.
-JOB_BYTES: Final = 8 << 20
+# A part has about so many bytes of files, or as many as make so many parts: each is a producer of
+# the topic, for as long as that lives.  Other numbers would be other parts.
+PART_BYTES: Final = 8 << 20
+PARTS_MAX: Final = 4_096
 SEQ_MAX: Final = (1 << 63) - 1
 _NOTES: Final = "_replays"
 
@@ -44,23 +48,65 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A replay under way."""
+    """A replay under way; `started` is in milliseconds."""
 
     id: str
     version: int
     wanted: Wanted
+    started: int = 0
 
 
-class ReplayJob(msgspec.Struct, frozen=True):
-    """Some files of the version."""
+class TablePart(msgspec.Struct, frozen=True):
+    """Some files of the version, one after the other."""
 
+    run: str
+    number: int
     lake: Lake
     table: str
     files: list[DataFile]
-    wanted: Wanted
-    connection: Connection
-    write_id: str
-    part: int
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def rows(self, reading: Reading) -> Iterator[pa.RecordBatch]:
+        for file, rows in self.columns((*COLUMNS, "kind")):
+            yield rows
+            reading.read(file.size * rows.num_rows // max(1, file.rows))
+
+    def columns(self, names: Sequence[str]) -> Iterator[tuple[DataFile, pa.RecordBatch]]:
+        """The rows in the order of their seqs, with the file that they are of."""
+        wanted, store = list(dict.fromkeys(["seq", *names])), self.lake.store()
+        for file in self.files:
+            try:
+                for rows in read_rows(store, self.table, file.path, wanted):
+                    kept = self._within(file, rows)
+                    if kept.num_rows:
+                        yield file, kept
+            except FileNotFoundError:
+                raise DataLost(
+                    f"{self.table}/{file.path} is not there any more: `lake vacuum` removes what "
+                    "only old versions need",
+                    fix="begin again on the newest version, with --restart, into an empty topic",
+                    detail={"file": file.path},
+                ) from None
+
+    def _within(self, file: DataFile, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if self.first <= file.first_seq and file.last_seq <= self.last:
+            return rows
+        seqs: Any = rows.column("seq")
+        after: Any = pc.greater_equal(seqs, pa.scalar(self.first, pa.int64()))
+        before: Any = pc.less_equal(seqs, pa.scalar(self.last, pa.int64()))
+        return rows.filter(pc.and_(after, before))
+
+    def place(self, row: int) -> str:
+        for _, rows in self.columns(()):
+            if row < rows.num_rows:
+                return f"seq {rows.column(0)[row].as_py()} of {self.table}"
+            row -= rows.num_rows
+        return f"the end of {self.table}/{self.files[-1].path}"
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,91 +117,83 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     version: int
     rows: int
+    rows_before: int
     resumed: bool
+
+
+class Filtered(Protocol):
+    """Sends the rows of parts that fit a condition; see `filtering.py`."""
+
+    def check(self, where: str) -> None: ...
+    def __call__(self, target: Target, parts: Sequence[TablePart], where: str) -> Fed: ...
 
 
 def replay(
     table: Table,
     wanted: Wanted,
     connection: Connection,
-    runner: Runner,
+    runner: Runner | None = None,
     *,
-    filtered: Callable[[list[ReplayJob], str], int] | None = None,
+    filtered: Filtered | None = None,
     in_order: bool = False,
+    restart: bool = False,
+    workers: int = 1,
+    told: Callable[[Note], None] | None = None,
+    watch: Watch | None = None,
     random: Random | None = None,
 ) -> Replayed:
     """Append what is wanted of a table to a topic.
 
-    Jobs run side by side, so that only rows of one job keep their order, unless `in_order`.
-    `filtered` runs jobs with a condition, which needs Spark's SQL; see `filtered_on`.
+    Parts go side by side, so that only rows of one part keep their order, unless `in_order`.
+    Without a runner they are sent from here, by so many workers.  `filtered` runs parts with a
+    condition, which needs Spark's SQL.  `told` hears of a replay that it goes
+    on with; `restart` begins another instead.
     """
-    note, resumed = _noted(table, wanted, random or SystemRandom())
-    source = Table(table.lake, table.name, note.version)
-    jobs = jobs_of(source, wanted, connection, note.id)
     if wanted.where is not None:
         assert filtered is not None, "a condition needs Spark"
-        rounds: Iterable[list[ReplayJob]] = [[job] for job in jobs] if in_order else [jobs]
-        rows = sum(filtered(some, wanted.where) for some in rounds)
-    elif in_order:
-        rows = sum(_rows(runner(replay_part, [job])) for job in jobs)
+        filtered.check(wanted.where)
+    if restart:
+        _forget(table, wanted)
+    note, resumed = _noted(table, wanted, random or SystemRandom())
+    if resumed and told is not None:
+        told(note)
+    source = Table(table.lake, table.name, note.version)
+    parts = parts_of(source, wanted, note.id)
+    target = target_of(connection, wanted.to)
+    if wanted.where is not None and filtered is not None:
+        fed = Fed()
+        for some in [[part] for part in parts] if in_order else [parts]:
+            fed.add(filtered(target, some, wanted.where))
     else:
-        rows = _rows(runner(replay_part, jobs))
+        fed = bring(target, parts, runner, workers=workers, in_order=in_order, watch=watch)
     _forget(table, wanted)
     return Replayed(
         topic=table.identity.topic,
         to=wanted.to,
         id=note.id,
         version=note.version,
-        rows=rows,
+        rows=fed.rows,
+        rows_before=fed.rows_before,
         resumed=resumed,
     )
 
 
-def _rows(answers: list[int | Failed[ReplayJob]]) -> int:
-    total = 0
-    for answer in answers:
-        if isinstance(answer, Failed):
-            raise answer.error
-        total += answer
-    return total
-
-
-def jobs_of(table: Table, wanted: Wanted, connection: Connection, write_id: str) -> list[ReplayJob]:
+def parts_of(table: Table, wanted: Wanted, run: str) -> list[TablePart]:
     """The files shared out, in the order of their seqs: the same for the same version."""
+    files = [file for file in table.files() if file.overlaps(wanted.first, wanted.last)]
+    most = max(PART_BYTES, -(-sum(file.size for file in files) // PARTS_MAX))
     groups: list[list[DataFile]] = []
-    for file in table.files():
-        if not file.overlaps(wanted.first, wanted.last):
-            continue
-        if not groups or sum(one.size for one in groups[-1]) + file.size > JOB_BYTES:
+    waiting = 0
+    for file in files:
+        if not groups or waiting + file.size > most:
             groups.append([])
+            waiting = 0
         groups[-1].append(file)
+        waiting += file.size
     return [
-        ReplayJob(table.lake, table.name, group, wanted, connection, write_id, part)
-        for part, group in enumerate(groups)
+        TablePart(run, number, table.lake, table.name, group, wanted.first, wanted.last)
+        for number, group in enumerate(groups)
     ]
-
-
-def replay_part(job: ReplayJob) -> int:
-    """Read some files, and append their rows."""
-    return send_rows(job.connection, job.wanted.to, job.write_id, job.part, rows_of(job))
-
-
-def rows_of(
-    job: ReplayJob, columns: Iterable[str] = (*COLUMNS, "kind")
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a job, in the order of their seqs, without the condition."""
-    names = list(dict.fromkeys(["seq", *columns]))
-    store = job.lake.store()
-    first, last = job.wanted.first, job.wanted.last
-    for file in job.files:
-        for rows in read_rows(store, job.table, file.path, names):
-            seqs: Any = rows.column("seq")
-            if seqs[0].as_py() < first or seqs[-1].as_py() > last:
-                after: Any = pc.greater_equal(seqs, pa.scalar(first, pa.int64()))
-                before: Any = pc.less_equal(seqs, pa.scalar(last, pa.int64()))
-                rows = rows.filter(pc.and_(after, before))
-            if rows.num_rows:
-                yield rows
 
 
 # What is noted while a replay runs
@@ -178,7 +216,8 @@ def _noted(table: Table, wanted: Wanted, random: Random) -> tuple[Note, bool]:
             return found, True
     except FileNotFoundError:
         pass
-    note = Note(f"replay-{table.name}-{new_batch(random)}", table.version, wanted)
+    name = f"replay-{table.name}-{new_batch(random)}"
+    note = Note(name, table.version, wanted, SystemClock().wall_ms())
     put(store, path, msgspec.json.encode(note))
     return note, False
 

@@ -7,7 +7,8 @@ counts is the commit of the table, and the next sync starts from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -15,12 +16,18 @@ import msgspec
 from headrace.client import Client
 from headrace.client.models import Manifest
 from headrace.core.clock import Clock, Random, SystemClock, SystemRandom
-from headrace.core.errors import ConfigError, DataLost, HeadraceError, LakeConflict, NotReady
-from headrace.core.limits import own_topic_prefix
+from headrace.core.errors import (
+    ConfigError,
+    DataLost,
+    HeadraceError,
+    LakeConflict,
+    NotReady,
+    Unreachable,
+)
 from headrace.lake.accounts import ENDED, Gap, gaps_between, joined
 from headrace.lake.copying import Copied, CopyJob, copy_part, source_options
 from headrace.lake.files import DataFile
-from headrace.lake.gaps import record_gaps
+from headrace.lake.gaps import gaps_name, record_gaps
 from headrace.lake.layout import (
     NOTE_BATCH,
     NOTE_FIRST,
@@ -32,11 +39,11 @@ from headrace.lake.layout import (
     new_batch,
 )
 from headrace.lake.report import report
-from headrace.lake.table import Table, create_table
+from headrace.lake.table import Table, create_table, delta_errors
 from headrace.lake.tasks import Failed, Runner
 from headrace.lake.variants import Copier
 from headrace.spark.connection import give_back
-from headrace.spark.options import STAGED, Connection, SourceOptions
+from headrace.spark.options import Connection, SourceOptions
 from headrace.spark.reading.manifests import row_bytes
 from headrace.spark.reading.parts import Gap as LostSlice
 from headrace.spark.reading.planning import Plan, plan
@@ -48,6 +55,8 @@ COMMIT_BYTES_MAX: Final = 1 << 30
 # each are pinned on the server.
 ROUND_BYTES_MAX: Final = 1 << 30
 ROUND_TOPICS_MAX: Final = 1_000
+# After so many topics in a row for which the server did not answer, it is not asked for the rest.
+SILENT_MAX: Final = 3
 
 # Where a test may stop a writer, in their order.
 STEPS: Final = (
@@ -72,11 +81,14 @@ class Synced(msgspec.Struct, frozen=True, kw_only=True):
     gap_seqs: int
     files: int
     bytes: int
-    reported: bool
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """What a sync did for one topic.  `error` says why it is not at `target`, if it is not."""
+    """What a sync did for one topic.  `error` says why it is not at `target`, if it is not.
+
+    `reported`: the server knows that it may forget records up to `watermark`; `report_error` says
+    why it could not be told, where that is a fault.
+    """
 
     topic: str
     table: str = ""
@@ -89,6 +101,11 @@ class Result(msgspec.Struct, kw_only=True):
     bytes: int = 0
     error: str | None = None
     code: str | None = None
+    reported: bool = False
+    report_error: str | None = None
+
+    def fail(self, error: HeadraceError) -> None:
+        self.error, self.code = str(error), error.code
 
 
 class _Work(msgspec.Struct, frozen=True):
@@ -143,19 +160,41 @@ class Sync:
         pending = list(results)
         while pending:
             works, pending = self._next_round([results[topic] for topic in pending])
-            jobs = [job for work in works for job in work.jobs]
-            answers = iter(self._copy(jobs))
-            self._at("files written")
-            for work in works:
-                own = [next(answers) for _ in work.jobs]
-                result = results[work.identity.topic]
-                with _kept(result):
-                    done = self._finish(work, own)
-                    _count(result, done)
-                    told(done)
-                    if result.watermark < result.target:
-                        pending.append(result.topic)
+            try:
+                pending += self._do(works, results, told)
+            finally:
+                give_back(self._client, (pin for work in works for pin in work.plan.pins))
         return list(results.values())
+
+    def _do(
+        self, works: list[_Work], results: dict[str, Result], told: Callable[[Synced], None]
+    ) -> list[str]:
+        """Copy and commit; returns the topics that have more."""
+        try:
+            answers = iter(self._copy([job for work in works for job in work.jobs]))
+        except HeadraceError as error:
+            if len(works) > 1:  # one topic that no task survives must not stop the others
+                return [topic for work in works for topic in self._do([work], results, told)]
+            results[works[0].identity.topic].fail(error)
+            return []
+        self._at("files written")
+        more = []
+        for work in works:
+            own = [next(answers) for _ in work.jobs]
+            result = results[work.identity.topic]
+            try:
+                done = self._finish(work, own)
+            except HeadraceError as error:
+                result.fail(error)
+                continue
+            self._at("committed")
+            _count(result, done)
+            self._report(work.identity, result)
+            self._at("reported")
+            told(done)
+            if result.watermark < result.target:
+                more.append(result.topic)
+        return more
 
     # Planning
 
@@ -163,21 +202,31 @@ class Sync:
         """What is copied together now, and the topics whose turn comes later."""
         works: list[_Work] = []
         size = 0
+        silent = 0
         for at, result in enumerate(results):
             if size >= ROUND_BYTES_MAX or len(works) >= ROUND_TOPICS_MAX:
                 return works, [later.topic for later in results[at:]]
-            with _kept(result):
+            try:
                 work = self._plan(result)
-                if work is not None:
-                    works.append(work)
-                    size += sum(job.part.bytes for job in work.jobs)
+            except HeadraceError as error:
+                silent = silent + 1 if isinstance(error, Unreachable) else 0
+                left = results[at:] if silent == SILENT_MAX else [result]
+                for one in left:
+                    one.fail(error)
+                if silent == SILENT_MAX:
+                    break
+                continue
+            silent = 0
+            if work is not None:
+                works.append(work)
+                size += sum(job.part.bytes for job in work.jobs)
         return works, []
 
     def _plan(self, result: Result) -> _Work | None:
         """The next commit of a topic; None when there is nothing to do."""
         manifest = self._client.segments(result.topic)
         give_back(self._client, [(manifest.topic, manifest.pin)])
-        identity = Identity(manifest.topic, manifest.topic_id, manifest.epoch)
+        identity = Identity.of(manifest)
         result.target = result.target or manifest.head_seq
         result.table = identity.table
         if not manifest.head_seq:
@@ -194,15 +243,15 @@ class Sync:
                 detail={"table": table.name},
             )
         if mark >= result.target:
-            self._report(identity, mark)
+            self._tell_again(table, result)
             return None
         span = Span(result.topic, identity.epoch, mark + 1, self._last(manifest, mark, result))
         options = self._options_of(result.topic)
         made = plan(self._client, options, [span])
-        for part in made.parts:
-            for one in part.slices:
-                if isinstance(one, LostSlice) and one.reason in ENDED:
-                    raise _ended(result.topic)
+        slices = [one for part in made.parts for one in part.slices]
+        if any(isinstance(one, LostSlice) and one.reason in ENDED for one in slices):
+            give_back(self._client, made.pins)
+            raise _ended(result.topic)
         self._at("planned")
         batch = new_batch(self._random)
         jobs = [
@@ -253,15 +302,10 @@ class Sync:
             committing = True
             table.commit(add=files, marks=marks, note=_note(work, files, gaps))
         except HeadraceError as error:
-            # Where an answer did not come the commit may yet be there; vacuum knows better later.
             if not committing or isinstance(error, LakeConflict):
-                self._discard(work, files)
+                with contextlib.suppress(HeadraceError):  # what stays there vacuum removes
+                    self._discard(work, files, committing)
             raise
-        finally:
-            give_back(self._client, work.plan.pins)
-        self._at("committed")
-        reported = self._report(work.identity, work.span.last)
-        self._at("reported")
         return Synced(
             topic=work.span.topic,
             table=work.table.name,
@@ -271,7 +315,6 @@ class Sync:
             gap_seqs=sum(gap.last - gap.first + 1 for gap in gaps),
             files=len(files),
             bytes=sum(file.size for file in files),
-            reported=reported,
         )
 
     def _account(self, work: _Work, copied: list[Copied], files: list[DataFile]) -> list[Gap]:
@@ -310,16 +353,32 @@ class Sync:
             self._at("gaps committed")
         return marks
 
-    def _report(self, identity: Identity, to_seq: int) -> bool:
+    def _tell_again(self, table: Table, result: Result) -> None:
+        """Whoever brought the table here may have died before the server was told, or earlier."""
+        state = self._client.topic(result.topic, touch=False)
+        if (state.epoch, state.archived_seq) == (table.identity.epoch, result.watermark):
+            result.reported = True
+            return
+        with delta_errors(table.name):
+            if table.place.gaps_version is not None:
+                self._lake.settle(gaps_name(table.identity))
+            self._lake.settle(table.name)
+        self._report(table.identity, result)
+
+    def _report(self, identity: Identity, result: Result) -> None:
         """Tell the server; what is committed is, and the next sync tells it as well."""
         try:
-            return report(self._client, identity.topic, identity.epoch, to_seq)
-        except HeadraceError:
-            return False
+            result.reported = report(self._client, identity.topic, identity.epoch, result.watermark)
+            result.report_error = None
+        except HeadraceError as error:
+            result.reported, result.report_error = False, str(error)
 
-    def _discard(self, work: _Work, files: list[DataFile]) -> None:
-        """Remove files that no commit names."""
-        kept = {file.path for file in work.table.fresh().files()}
+    def _discard(self, work: _Work, files: list[DataFile], committing: bool) -> None:
+        """Remove files that no commit names, nor ever will."""
+        now = work.table.fresh()
+        if committing and now.place == work.table.place:
+            return  # nobody else has committed: an answer was lost, and ours may yet arrive
+        kept = {file.path for file in now.files()}
         store = self._lake.store()
         for file in files:
             if file.path not in kept:
@@ -345,37 +404,9 @@ def _count(result: Result, done: Synced) -> None:
     result.bytes += done.bytes
 
 
-class _kept:
-    """An error of one topic is kept in its result."""
-
-    def __init__(self, result: Result) -> None:
-        self._result = result
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, HeadraceError):
-            return False
-        self._result.error, self._result.code = str(error), error.code
-        return True
-
-
 def _ended(topic: str) -> NotReady:
     return NotReady(
         f"topic {topic!r} was deleted, or made anew, while it was read",
         fix="run the same command again: a new topic gets a table of its own",
         detail={"topic": topic},
     )
-
-
-def chosen_topics(client: Client, named: Iterable[str]) -> Iterator[str]:
-    """The topics to sync: those that are named, else every log but those of the server itself."""
-    names = list(dict.fromkeys(named))
-    if names:
-        yield from names
-        return
-    for found in client.topics():
-        own = found.topic.startswith(own_topic_prefix) or STAGED in found.topic
-        if not own and client.topic(found.topic, touch=False).type == "log":
-            yield found.topic

@@ -95,6 +95,7 @@ class Table:
                 partition_by=[DAY],
                 commit_properties=properties(marks, note),
             )
+            self.lake.settle(self.name)
 
 
 def open_table(lake: Lake, identity: Identity) -> Table | None:
@@ -107,6 +108,9 @@ def open_table(lake: Lake, identity: Identity) -> Table | None:
 
 def create_table(lake: Lake, identity: Identity, value_ddl: str | None) -> Table:
     """The table of a topic, made if it is not there; of two at once one makes it."""
+    there = open_table(lake, identity)
+    if there is not None:
+        return there
     lake.store()  # makes the directory
     with delta_errors(identity.table):
         DeltaTable.create(
@@ -132,14 +136,20 @@ def _delta_schema(value_ddl: str | None) -> Schema:
 
 
 def _expected(table: Table, identity: Identity) -> Table:
-    if table.identity != identity:
-        raise ConfigError(
-            f"{table.name} holds topic {table.identity.topic!r} (id {table.identity.topic_id}),"
-            f" not {identity.topic!r} (id {identity.topic_id})",
-            fix="give each data directory a lake of its own",
-            detail={"table": table.name},
-        )
-    return table
+    found = table.identity
+    if found.agrees(identity):
+        return table
+    what = (
+        f"topic {found.topic!r} (id {found.topic_id}) of another data directory"
+        if found[:3] == identity[:3]
+        else f"topic {found.topic!r} (id {found.topic_id}), not {identity.topic!r} (id"
+        f" {identity.topic_id})"
+    )
+    raise ConfigError(
+        f"{table.name} holds {what}",
+        fix="give each data directory a lake of its own",
+        detail={"table": table.name},
+    )
 
 
 def adds(files: Sequence[DataFile], changes_data: bool = True) -> list[AddAction]:

@@ -43,6 +43,7 @@ def vacuum(table: Table, hours: int = KEEP_HOURS, *, dry_run: bool = False) -> V
     """Remove what is not needed any more; with `dry_run` only say what that is."""
     with delta_errors(table.name):
         found = [f"{table.name}/{path}" for path in _run(table.delta, hours, dry_run, [])]
+        table.lake.settle(table.name)
     version = table.place.gaps_version
     name = gaps_name(table.identity)
     try:
@@ -51,6 +52,7 @@ def vacuum(table: Table, hours: int = KEEP_HOURS, *, dry_run: bool = False) -> V
             # What the table names stays, also where a writer that died has put more on top.
             keep = [] if version is None else [version]
             found += [f"{name}/{path}" for path in _run(gaps, hours, dry_run, keep)]
+            table.lake.settle(name)
     except NotFound:
         pass
     return Vacuumed(

@@ -34,7 +34,10 @@ _READ: Final = (
     "seq BIGINT, ts TIMESTAMP, node STRING, tag STRING, meta STRING, kind STRING, data BINARY, "
     "gap STRUCT<first: BIGINT, last: BIGINT, reason: STRING>"
 )
-_VALUE: Final = f"CASE WHEN kind = 'json' THEN try_parse_json(cast(data AS STRING)) END AS {VALUE}"
+# The column `value` of rows with `kind` and `data`.
+VALUE_OF_JSON: Final = (
+    f"CASE WHEN kind = 'json' THEN try_parse_json(cast(data AS STRING)) END AS {VALUE}"
+)
 # Reasons that are none: the reader is done, or cannot go on and says why in `data`.
 _END: Final = "*end*"
 _FAILED: Final = "*failed*"
@@ -74,7 +77,7 @@ def _copied(spark: SparkSession, jobs: list[CopyJob]) -> list[Copied | Failed[Co
         yield answer_rows(at, written(pickle.loads(packed[at]), batches))
 
     frame = spark.range(0, len(jobs), 1, len(jobs)).mapInArrow(cast(Any, read), _READ)
-    done = frame.selectExpr("*", _VALUE).mapInArrow(cast(Any, write), ANSWERS)
+    done = frame.selectExpr("*", VALUE_OF_JSON).mapInArrow(cast(Any, write), ANSWERS)
     return answers_of(done.collect(), len(jobs))
 
 

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from headrace.client import Client
-from headrace.core.errors import CorruptionError, TopicNotFound
+from headrace.core.errors import CorruptionError, NotFound, SegmentCorrupt, TopicNotFound
 from headrace.lake.accounts import Gap, ranges_of, runs_of, whole
-from headrace.lake.columns import NAMES, file_schema
+from headrace.lake.columns import NAMES, VALUE, VARIANT, Values, file_schema
 from headrace.lake.copying import source_options, source_rows
-from headrace.lake.files import DataFile, by_day, read_rows
+from headrace.lake.files import DAMAGED, MISSING, DataFile, by_day, read_rows, read_whole
 from headrace.lake.gaps import read_gaps
 from headrace.lake.layout import Lake
 from headrace.lake.table import Table
@@ -34,6 +34,7 @@ from headrace.spark.reading.spans import Span
 # A task reads about so many bytes of files.
 JOB_BYTES: Final = 64 << 20
 FINDINGS_MAX: Final = 100
+_US_PER_MS: Final = 1_000
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -83,6 +84,8 @@ class CompareJob(msgspec.Struct, frozen=True):
     files: list[DataFile]  # those that may hold these seqs, in their order
     options: SourceOptions
     part: ReadPart
+    topic: str
+    value_ddl: str | None  # of fields that are made again, and compared
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -110,9 +113,11 @@ def verify(
         if parts is not None:
             made, pins = parts
             jobs = [_compare_job(table, files, options, part) for part in made]
-            for answer in runner(compare_part, jobs):
-                compared += _counted(answer, findings)
-            give_back(client, pins)
+            try:
+                for answer in runner(compare_part, jobs):
+                    compared += _counted(answer, findings)
+            finally:
+                give_back(client, pins)
     return Verified(
         topic=identity.topic,
         table=table.name,
@@ -143,9 +148,13 @@ def _present(
             continue
         findings += answer.findings
         seqs = BitMap64.deserialize(answer.rows)
-        findings += [Finding("row twice", a, b) for a, b in ranges_of(found & seqs)]
+        findings += _named("row twice", found & seqs)
         found |= seqs
     return found
+
+
+def _named(what: str, seqs: BitMap64, detail: str = "") -> list[Finding]:
+    return [Finding(what, a, b, detail) for a, b in ranges_of(seqs)[:FINDINGS_MAX]]
 
 
 def _shared_out(files: list[DataFile]) -> Iterator[list[DataFile]]:
@@ -165,51 +174,86 @@ def look_at_files(job: FilesJob) -> FilesSeen:
     seen = BitMap64()
     findings: list[Finding] = []
     for file in job.files:
-        seqs = BitMap64()
+        looked = _Looked(file)
         try:
-            for rows in read_rows(store, job.table, file.path):
-                findings += _rows_wrong(file, rows, seqs)
-        except FileNotFoundError:
-            findings.append(Finding("file missing", file.first_seq, file.last_seq, file.path))
-        except CorruptionError as error:
-            findings.append(Finding("damaged", file.first_seq, file.last_seq, str(error)))
-        findings += [Finding("row twice", a, b, file.path) for a, b in ranges_of(seen & seqs)]
-        bounds = (len(seqs), seqs.min(), seqs.max()) if seqs else (0, 0, 0)
-        if seqs and bounds != (file.rows, file.first_seq, file.last_seq):
-            findings.append(Finding("statistics", file.first_seq, file.last_seq, file.path))
-        seen |= seqs
+            for rows in read_whole(store, job.table, file.path, file.size):
+                looked.add(rows)
+            findings += looked.wrong()
+        except SegmentCorrupt as error:
+            what = str(error.detail.get("reason", DAMAGED))
+            findings.append(Finding(what, file.first_seq, file.last_seq, str(error)))
+        findings += _named("row twice", seen & looked.seqs, file.path)
+        seen |= looked.seqs
     return FilesSeen(seen.serialize(), findings[:FINDINGS_MAX])
 
 
-def _rows_wrong(file: DataFile, rows: pa.RecordBatch, seqs: BitMap64) -> Iterator[Finding]:
-    """Note the seqs of these rows; what is not as a file should be is a finding."""
-    column: Any = rows.column("seq")
-    steps = pc.subtract(column.slice(1), column.slice(0, len(column) - 1))
-    least = pc.min(steps).as_py()
-    newest = seqs.max() if seqs else 0
-    first, last = column[0].as_py(), column[-1].as_py()
-    if first <= newest or (least is not None and least < 1):
-        yield Finding("order", first, last, file.path)
-        seqs.update(column.to_pylist())
-        return
-    for a, b in runs_of(column):
-        seqs.add_range(a, b + 1)
-    for day, part in by_day(rows):
-        if day != file.day:
-            yield Finding("day", part.column("seq")[0].as_py(), last, f"{file.path} has {day}")
+class _Looked:
+    """One file as its rows are."""
+
+    def __init__(self, file: DataFile) -> None:
+        self._file = file
+        self.seqs = BitMap64()
+        self._rows = 0
+        self._times: list[int] = []  # the least and the greatest of each batch
+        self._findings: list[Finding] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        column: Any = rows.column("seq")
+        steps = pc.subtract(column.slice(1), column.slice(0, len(column) - 1))
+        least = pc.min(steps).as_py()
+        newest = self.seqs.max() if self.seqs else 0
+        first, last = column[0].as_py(), column[-1].as_py()
+        self._rows += rows.num_rows
+        bounds: Any = pc.min_max(rows.column("ts").cast(pa.int64()))
+        self._times += [bounds[end].as_py() // _US_PER_MS for end in ("min", "max")]
+        for day, part in by_day(rows):
+            if day != self._file.day:
+                at = part.column("seq")
+                self._found("day", at[0].as_py(), at[-1].as_py(), f"{self._file.path} has {day}")
+        if first <= newest or (least is not None and least < 1):
+            self._found("order", first, last)
+            self._one_by_one(column.to_pylist())
+            return
+        for a, b in runs_of(column):
+            self.seqs.add_range(a, b + 1)
+
+    def _one_by_one(self, seqs: list[int]) -> None:
+        for seq in seqs:
+            if seq in self.seqs:
+                self._found("row twice", seq, seq)
+            self.seqs.add(seq)
+
+    def _found(self, what: str, first: int, last: int, detail: str = "") -> None:
+        if len(self._findings) < FINDINGS_MAX:
+            self._findings.append(Finding(what, first, last, detail or self._file.path))
+
+    def wrong(self) -> list[Finding]:
+        """All that is not as it should be, once every row was added."""
+        file, seqs, times = self._file, self.seqs, self._times
+        said = (file.rows, file.first_seq, file.last_seq, file.min_ts, file.max_ts)
+        if not seqs or said != (self._rows, seqs.min(), seqs.max(), min(times), max(times)):
+            self._found("statistics", file.first_seq, file.last_seq)
+        return self._findings
 
 
 def _gap_seqs(table: Table, findings: list[Finding]) -> BitMap64:
     """The seqs of all gaps; one that is in two of them is a finding."""
     found = BitMap64()
-    rows = read_gaps(table.lake, table.identity, table.place.gaps_version)
+    watermark, version = table.place
+    try:
+        rows = read_gaps(table.lake, table.identity, version)
+    except (NotFound, SegmentCorrupt) as error:
+        what = str(error.detail.get("reason", MISSING))
+        findings.append(Finding(what, 1, watermark, str(error)))
+        return found
     newest = 0
-    for row in rows.to_pylist():
-        first, last = row["first"], row["last"]
-        if first <= newest:
-            findings.append(Finding("gap twice", first, last))
-        newest = max(newest, last)
-        found.add_range(first, last + 1)
+    for batch in rows.select(["first", "last"]).to_batches():
+        columns: Any = batch.columns
+        for first, last in zip(*(column.to_pylist() for column in columns), strict=True):
+            if first <= newest and len(findings) < FINDINGS_MAX:
+                findings.append(Finding("gap twice", first, last))
+            newest = max(newest, last)
+            found.add_range(first, last + 1)
     return found
 
 
@@ -220,7 +264,7 @@ def _account(present: BitMap64, gaps: BitMap64, watermark: int, findings: list[F
         ("missing", expected - present - gaps),
         ("beyond the watermark", (present | gaps) - expected),
     ):
-        findings += [Finding(what, a, b) for a, b in ranges_of(seqs)[:FINDINGS_MAX]]
+        findings += _named(what, seqs)
 
 
 # Against the source
@@ -253,7 +297,10 @@ def _compare_job(
     first = min(one.span.first for one in part.slices)
     last = max(one.span.last for one in part.slices)
     some = [file for file in files if file.overlaps(first, last)]
-    return CompareJob(table.lake, table.name, some, options, part)
+    # What Java made of a VARIANT is not made again here.
+    ddl = None if table.value_ddl == VARIANT else table.value_ddl
+    topic = table.identity.topic
+    return CompareJob(table.lake, table.name, some, options, part, topic, ddl)
 
 
 def _counted(answer: Compared | Failed[CompareJob], findings: list[Finding]) -> int:
@@ -267,12 +314,14 @@ def compare_part(job: CompareJob) -> Compared:
     """Compare each record that the source has with its row."""
     told: list[Gap] = []
     table_rows = _Rows(job)
+    values = None if job.value_ddl is None else Values(job.value_ddl)
     rows = 0
     findings: list[Finding] = []
     for batch in source_rows(job.options, job.part, told):
         rows += batch.num_rows
         if len(findings) < FINDINGS_MAX:
-            findings += _differences(batch, table_rows.between(batch.column("seq")))
+            wanted = batch if values is None else values.added(job.topic, batch)
+            findings += _differences(wanted, table_rows.between(batch.column("seq")))
     return Compared(rows, findings[:FINDINGS_MAX])
 
 
@@ -286,21 +335,29 @@ def _differences(source: pa.RecordBatch, found: pa.Table) -> Iterator[Finding]:
         source = source.filter(pc.is_valid(places))
         places = places.drop_null()
     rows = found.take(places)
-    for name in NAMES:
+    for name in source.schema.names:
         a: Any = source.column(name)
         b: Any = rows[name].combine_chunks().cast(a.type)
-        if a.equals(b):
-            continue
-        same = pc.fill_null(pc.equal(a, b), False)
-        alike = pc.or_(same, pc.and_(pc.is_null(a), pc.is_null(b)))
-        for first, last in runs_of(source.column("seq").filter(pc.invert(alike))):
-            yield Finding("differs", first, last, name)
+        if not a.equals(b):
+            for first, last in runs_of(source.column("seq").filter(_others(a, b))):
+                yield Finding("differs", first, last, name)
+
+
+def _others(a: Any, b: Any) -> Any:
+    """Which values are not the same."""
+    if pa.types.is_struct(a.type):
+        pairs = zip(a.to_pylist(), b.to_pylist(), strict=True)
+        return pa.array([one != other for one, other in pairs], pa.bool_())
+    same = pc.fill_null(pc.equal(a, b), False)
+    return pc.invert(pc.or_(same, pc.and_(pc.is_null(a), pc.is_null(b))))
 
 
 class _Rows:
     """The rows of a table in the order of their seqs, read once from front to back."""
 
     def __init__(self, job: CompareJob) -> None:
+        self._names = NAMES if job.value_ddl is None else (*NAMES, VALUE)
+        self._schema = file_schema(job.value_ddl)
         self._batches = self._read(job)
         self._waiting: list[pa.RecordBatch] = []
         self._done = False
@@ -309,7 +366,7 @@ class _Rows:
         store = job.lake.store()
         for file in job.files:
             try:
-                yield from read_rows(store, job.table, file.path, NAMES)
+                yield from read_rows(store, job.table, file.path, self._names)
             except (FileNotFoundError, CorruptionError):
                 continue  # whoever looked at the files by themselves says so
 
@@ -325,6 +382,6 @@ class _Rows:
             if more is not None and more.column("seq")[-1].as_py() >= first:
                 self._waiting.append(more)
         if not self._waiting:
-            return file_schema(None).empty_table()
+            return self._schema.empty_table()
         rows = pa.Table.from_batches(self._waiting)
         return rows.filter(pc.is_in(rows["seq"], value_set=seqs))

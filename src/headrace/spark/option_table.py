@@ -49,7 +49,8 @@ TABLE: Final = (
         "a regular expression of Python",
         "",
         "Reads every topic whose whole name matches; a stream takes up new ones as they appear,"
-        " from their beginning. No pattern matches a topic in which `mode=staged` keeps rows aside."
+        " from their beginning. No pattern matches a topic in which `mode=staged` keeps rows aside,"
+        " and only one that begins with `_` matches topics of the server itself."
         " It is also the way to a name with a comma.",
     ),
     Option(

@@ -17,6 +17,28 @@ from headrace.lake.tasks import run_inline
 from headrace.spark.options import Connection
 from headrace.testing.process import ServerProcess
 
+# What a server takes as JSON and a typed column, or Java, may not.
+ODD_JSON = [
+    b'{"n": 99999999999999999999999999}',
+    b'{"n": 1e400}',
+    b'{"n": 1.0}',
+    b'{"n": -0}',
+    b'{"n": 1, "n": 2}',
+    b'{"a": "\\u0000"}',
+    b'{"at": "2026-02-30T00:00:00Z"}',
+    b'{"at": "+292278994-08-17T07:12:55.807Z"}',
+    b'{"d": 1e-400}',
+    b'{"d": 12345678901234567890.123456789}',
+    b'{"l": {"not": "a list"}}',
+    b'{"l": [1, "x", null]}',
+    b'{"m": {"": 1, "k": "x"}}',
+    b" \t{}\r\n",
+    b"null",
+    b'"{}"',
+    b"[" * 500 + b"]" * 500,
+    b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}",
+]
+
 
 class Died(BaseException):
     """A writer ended here, and nothing of it ran any more."""
@@ -38,14 +60,17 @@ def dies_at(step: str, count: int = 1) -> Callable[[str], None]:
 class Bench:
     """A server, a client and a lake of one test."""
 
-    def __init__(self, server: ServerProcess, client: Client, lake: Lake) -> None:
+    def __init__(
+        self, server: ServerProcess, client: Client, lake: Lake, token: str | None = None
+    ) -> None:
         self.server = server
         self.client = client
         self.lake = lake
+        self._token = token
 
     @property
     def connection(self) -> Connection:
-        return Connection(self.server.url)
+        return Connection(self.server.url, self._token)
 
     def writer(self, **how: Any) -> Sync:
         return Sync(self.client, self.connection, self.lake, how.pop("runner", run_inline), **how)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.core.clock import SeededRandom
-from headrace.core.errors import SegmentCorrupt
+from headrace.core.errors import NotReady, SegmentCorrupt
 from headrace.lake import files as lake_files
 from headrace.lake.columns import NAMES, file_schema
-from headrace.lake.files import DataFile, DayFiles, by_day, read_rows
+from headrace.lake.files import DataFile, DayFiles, by_day, read_rows, read_whole
 from headrace.lake.table import statistics
 from headrace.storage.tier import open_store
 
@@ -61,6 +62,10 @@ def test_a_file_is_one_day_and_says_what_it_holds(tmp_path: Path) -> None:
         assert meta.row_group(0).column(0).compression == "ZSTD"
         assert meta.row_group(0).sorting_columns[0].column_index == 0
         assert "day" not in meta.schema.names
+        kind = json.loads(meta.schema.column(1).logical_type.to_json())
+        assert (kind["Type"], kind["isAdjustedToUTC"], kind["timeUnit"]) == (
+            "Timestamp", True, "microseconds"
+        )  # fmt: skip
     assert len(list((tmp_path / "7-t").rglob("*"))) == 4, "two days, two files, nothing else"
 
 
@@ -92,12 +97,41 @@ def test_a_large_file_is_closed_and_row_groups_are_bounded(
 
 def test_a_flipped_byte_is_noticed(tmp_path: Path) -> None:
     (file,) = write(tmp_path, rows(1, [START_MS] * 1_000))
-    path = tmp_path / "7-t" / file.path
-    content = bytearray(path.read_bytes())
+    path, store = tmp_path / "7-t" / file.path, open_store(str(tmp_path))
+    whole = path.read_bytes()
+    assert sum(batch.num_rows for batch in read_whole(store, "7-t", file.path, file.size)) == 1_000
+    for at in range(0, len(whole), 97):
+        content = bytearray(whole)
+        content[at] ^= 1 << at % 8
+        path.write_bytes(content)
+        with pytest.raises(SegmentCorrupt, match="cannot be read"):
+            list(read_whole(store, "7-t", file.path, file.size))
+    # Readers of some columns notice it in the pages they read.
+    content = bytearray(whole)
     content[len(content) // 3] ^= 1
     path.write_bytes(content)
     with pytest.raises(SegmentCorrupt, match="cannot be read"):
-        list(read_rows(open_store(str(tmp_path)), "7-t", file.path))
+        list(read_rows(store, "7-t", file.path))
+
+
+def test_a_file_that_is_cut_off_or_gone(tmp_path: Path) -> None:
+    (file,) = write(tmp_path, rows(1, [START_MS] * 1_000))
+    path, store = tmp_path / "7-t" / file.path, open_store(str(tmp_path))
+    whole = path.read_bytes()
+    for content in (whole[:-1], whole + b"x", b""):
+        path.write_bytes(content)
+        with pytest.raises(SegmentCorrupt, match="bytes, not"):
+            list(read_whole(store, "7-t", file.path, file.size))
+    path.unlink()
+    with pytest.raises(SegmentCorrupt) as caught:
+        list(read_whole(store, "7-t", file.path, file.size))
+    assert caught.value.detail["reason"] == "file missing"
+
+
+def test_a_place_without_room_is_named(tmp_path: Path) -> None:
+    (tmp_path / "7-t").write_text("not a directory")
+    with pytest.raises(NotReady, match="could not be written"):
+        write(tmp_path, rows(1, [START_MS]))
 
 
 def test_days_that_go_back_are_kept_apart() -> None:

@@ -11,14 +11,18 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from headrace.core.errors import ConfigError, NotReady
+from headrace.lake.cold import ServedLake
 from headrace.lake.compact import compact
 from headrace.lake.history import history
 from headrace.lake.layout import Lake
+from headrace.lake.past import Past
 from headrace.lake.replay import Wanted, replay
 from headrace.lake.table import Table
 from headrace.lake.tasks import run_inline
 from headrace.lake.vacuum import vacuum
 from headrace.lake.verify import verify
+from headrace.storage.history import Kept
 from headrace.testing.process import ServerProcess
 from tests.spark.sealing import fill
 from tests.unit.lake.lakes import Bench, Died, dies_at
@@ -90,6 +94,20 @@ def test_all_of_it(remote: Bench, topic: str) -> None:
     assert [one.what for one in history(table.fresh())][-2:] == ["sync", "create table"]
 
 
+def test_a_store_that_cannot_be_used_is_the_lakes() -> None:
+    """Nothing of a cold tier, which is another place."""
+    query = "endpoint_override=127.0.0.1:9&scheme=http&region=us-east-1"
+    with pytest.raises(NotReady, match=r"^the lake did not answer") as caught:
+        Lake(f"s3://key:secret@{BUCKET}/p?{query}").tables()
+    assert caught.value.detail["reason"] == "lake_unreachable"
+    with pytest.raises(ConfigError, match=r"^the lake .* cannot be used") as refused:
+        Lake(f"s3://key:secret@{BUCKET}/p?nonsense=1").store()
+    assert refused.value.detail["setting"] == "HEADRACE_LAKE"
+    for error in (caught.value, refused.value):
+        assert "cold" not in str(error) + repr(error.detail)
+        assert "secret" not in str(error) + repr(error.detail)
+
+
 def test_of_two_writers_one_loses(remote: Bench, topic: str) -> None:
     remote.client.append(topic, [1, 2, 3])
 
@@ -100,3 +118,14 @@ def test_of_two_writers_one_loses(remote: Bench, topic: str) -> None:
     assert remote.sync(topic, at=at).code == "lake_conflict"
     (name,) = remote.lake.tables()
     assert verify(Table(remote.lake, name), run_inline).ok
+
+
+def test_a_server_reads_ranges_of_it(remote: Bench, topic: str) -> None:
+    fill(remote.client, topic, 100)
+    remote.client.delete_records(topic, before_seq=11)
+    assert remote.sync(topic).error is None
+    table = remote.table(topic)
+    parts = list(Past(ServedLake(remote.lake.root)).parts(Kept(*table.identity), 5, 90))
+    assert (parts[0].first, parts[-1].last) == (5, 90)
+    rows = [seq for part in parts if part.rows for seq in part.rows.column("seq").to_pylist()]
+    assert rows == list(range(11, 91))

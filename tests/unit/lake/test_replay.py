@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from headrace.client import Client
+from headrace.core.errors import DataLost
+from headrace.lake import feeding
 from headrace.lake import replay as replaying
 from headrace.lake.compact import compact
 from headrace.lake.feeding import chunks_of
-from headrace.lake.replay import Wanted, jobs_of, replay
+from headrace.lake.replay import Wanted, parts_of, replay
 from headrace.lake.table import Table
 from headrace.lake.tasks import run_inline
+from headrace.lake.vacuum import vacuum
 from tests.spark.sealing import rows_of
 from tests.unit.lake.lakes import Bench, Died, rows_in
 
@@ -35,8 +37,9 @@ def records(client: Client, topic: str) -> list[Record]:
 
 
 @pytest.fixture
-def table(bench: Bench, topic: str) -> Table:
-    """Three files: bytes, JSON as it was spelt, and both."""
+def table(bench: Bench, topic: str, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """Three files, each a part: bytes, JSON as it was spelt, and both."""
+    monkeypatch.setattr(replaying, "PART_BYTES", 1)
     client = bench.client
     client.append_arrow(topic, rows_of(1, 500))
     assert bench.sync(topic).error is None
@@ -49,22 +52,23 @@ def table(bench: Bench, topic: str) -> Table:
     return bench.table(topic)
 
 
-def go(bench: Bench, table: Table, runner: Any = run_inline, **how: Any) -> Any:
-    in_order = how.pop("in_order", True)
+def go(bench: Bench, table: Table, runner: Any = None, **how: Any) -> Any:
+    settings = {name: how.pop(name) for name in ("in_order", "restart", "told") if name in how}
     wanted = Wanted(f"{table.identity.topic}-again", **how)
-    return replay(table, wanted, bench.connection, runner, in_order=in_order)
+    return replay(table, wanted, bench.connection, runner, **{"in_order": True, **settings})
 
 
+@pytest.mark.parametrize("runner", [None, run_inline])
 def test_a_replay_gives_the_original_records(
-    bench: Bench, table: Table, topic: str, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, table: Table, topic: str, runner: Any
 ) -> None:
-    monkeypatch.setattr(replaying, "JOB_BYTES", 1)  # a job for each file
-    done = go(bench, table)
+    to = f"{topic}-again"
+    done = go(bench, table, runner)
     assert (done.rows, done.resumed, done.version) == (840, False, 3)
-    assert records(bench.client, f"{topic}-again") == records(bench.client, topic)
-    again = go(bench, table)
+    assert records(bench.client, to) == records(bench.client, topic)
+    again = go(bench, table, runner)
     assert (again.rows, again.resumed) == (840, False), "another replay is another one"
-    assert bench.client.topic(f"{topic}-again").count == 2 * 840
+    assert bench.client.topic(to).count == 2 * 840
 
 
 def test_a_range(bench: Bench, table: Table, topic: str) -> None:
@@ -72,45 +76,74 @@ def test_a_range(bench: Bench, table: Table, topic: str) -> None:
     assert records(bench.client, f"{topic}-again") == records(bench.client, topic)[399:612]
 
 
+def dies_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender ends once, when it has sent so many parts."""
+    left, real = [parts], feeding._Feeding.run
+
+    def run(self: Any) -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            raise Died
+        real(self)
+
+    monkeypatch.setattr(feeding._Feeding, "run", run)
+
+
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_one_that_was_cut_off_goes_on(
     bench: Bench, table: Table, topic: str, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even though the table has been synced and compacted since."""
-    monkeypatch.setattr(replaying, "JOB_BYTES", 1)
-    left = [after]
-
-    def dies(work: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
-        found = []
-        for job in jobs:
-            if not left[0]:
-                raise Died
-            left[0] -= 1
-            found += run_inline(work, [job])
-        return found
-
+    dies_after(after, monkeypatch)
     with pytest.raises(Died):
-        go(bench, table, dies, in_order=False)
+        go(bench, table)
     before = records(bench.client, topic)
     bench.client.append(topic, ["later"])
     assert bench.sync(topic).error is None
     assert compact(table.fresh(), run_inline) is not None
-    done = go(bench, table.fresh())
-    assert (done.resumed, done.version, done.rows) == (True, 3, 840)
+    told: list[Any] = []
+    done = go(bench, table.fresh(), told=told.append)
+    assert (done.resumed, done.version, done.rows + done.rows_before) == (True, 3, 840)
+    assert done.rows_before == [0, 500, 800][after]
+    assert [note.version for note in told] == [3]
     assert records(bench.client, f"{topic}-again") == before
     assert rows_in(table)[-1]["data"] == b'"later"'
 
 
-def test_jobs_follow_from_the_version(bench: Bench, table: Table) -> None:
-    def files() -> list[list[str]]:
-        version = Table(table.lake, table.name, 2)
-        jobs = jobs_of(version, Wanted("x"), bench.connection, "id")
-        assert sum(file.rows for job in jobs for file in job.files) == 800
-        return [[file.path for file in job.files] for job in jobs]
+def test_one_whose_files_are_gone(
+    bench: Bench, table: Table, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot go on, and says what to do; then the same command begins anew."""
+    dies_after(1, monkeypatch)
+    with pytest.raises(Died):
+        go(bench, table)
+    assert compact(table.fresh(), run_inline) is not None
+    vacuum(table.fresh(), 0)
+    with pytest.raises(DataLost, match="--restart"):
+        go(bench, table.fresh())
+    done = go(bench, table.fresh(), restart=True)
+    assert (done.rows, done.resumed) == (840, False)
+    assert bench.client.topic(f"{topic}-again").count == 500 + 840
+
+
+def test_parts_follow_from_the_version(table: Table) -> None:
+    def files() -> list[str]:
+        parts = parts_of(Table(table.lake, table.name, 2), Wanted("x"), "id")
+        assert sum(file.rows for part in parts for file in part.files) == 800
+        return [file.path for part in parts for file in part.files]
 
     before = files()
     assert compact(table, run_inline) is not None
     assert files() == before
+
+
+def test_parts_are_not_too_many(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = parts_of(table, Wanted("x"), "id")
+    assert len(parts) == 3
+    assert parts[1].place(2) == f"seq 503 of {table.name}"
+    monkeypatch.setattr(replaying, "PARTS_MAX", 1)
+    (whole,) = parts_of(table, Wanted("x"), "id")
+    assert whole.place(502) == parts[1].place(2)
 
 
 def test_a_chunk_is_of_one_kind() -> None:

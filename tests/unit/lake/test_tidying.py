@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from headrace.core.errors import ConfigError, DataLost, LakeConflict
+from headrace.core.errors import ConfigError, DataLost, LakeConflict, SegmentCorrupt
 from headrace.lake.compact import compact, groups_of, merge_files
-from headrace.lake.files import DataFile
+from headrace.lake.files import DataFile, read_rows
 from headrace.lake.history import history
 from headrace.lake.table import Table
 from headrace.lake.tasks import run_inline
@@ -105,6 +106,32 @@ def test_a_file_that_holds_less_is_not_put_together(table: Table) -> None:
     assert accounted(table) == 800
 
 
+def test_a_damaged_footer_is_not_put_together(table: Table) -> None:
+    """Checksums of pages do not see it, and the new file would vouch for what it says."""
+    store, file = table.lake.store(), table.files()[3]
+    path = Path(table.lake.uri(table.name)) / file.path
+    whole = path.read_bytes()
+    silent = 0
+    for at in range(len(whole) - 9, 0, -1):
+        content = bytearray(whole)
+        content[at] ^= 1
+        path.write_bytes(content)
+        with contextlib.suppress(SegmentCorrupt):
+            rows = [batch.num_rows for batch in read_rows(store, table.name, file.path)]
+            silent += sum(rows) == file.rows
+        if silent:
+            break
+    assert silent, "no byte of a footer goes unnoticed"
+    with pytest.raises(SegmentCorrupt, match="not those that were written"):
+        compact(table, run_inline)
+    path.unlink()
+    with pytest.raises(SegmentCorrupt, match=r"does not exist|No such file"):
+        compact(table, run_inline)
+    path.write_bytes(whole)
+    assert compact(table, run_inline) is not None
+    assert accounted(table) == 800
+
+
 def age(table: Table) -> None:
     """Let every file be eight days old."""
     for name in (table.name, f"{table.name}.gaps"):
@@ -181,17 +208,17 @@ def test_history_says_what_each_commit_brought(table: Table) -> None:
 
 
 def test_the_watermark_outlives_checkpoints_of_the_log(bench: Bench, topic: str) -> None:
-    """Delta puts its log together every hundred commits."""
+    """Delta puts its log together every hundred commits, and forgets the old ones later."""
     client = bench.client
     client.append(topic, [1, 2])
     client.delete_records(topic, before_seq=2)
     assert bench.sync(topic).error is None
     table = bench.table(topic)
     place = table.place
-    for n in range(110):
-        table.fresh().commit(add=[], marks={f"other:{n}": 1}, note={})
+    table.delta.create_checkpoint()
     log = Path(table.lake.uri(table.name)) / "_delta_log"
     assert list(log.glob("*.checkpoint.parquet"))
+    (log / f"{0:020d}.json").unlink()
     assert table.fresh().place == place
     client.append(topic, [3])
     assert bench.sync(topic).error is None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -11,9 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.core.clock import SystemRandom
+from headrace.core.errors import SegmentCorrupt
 from headrace.lake.accounts import Gap
 from headrace.lake.compact import compact
-from headrace.lake.gaps import record_gaps
+from headrace.lake.gaps import gaps_name, record_gaps
+from headrace.lake.layout import file_name
 from headrace.lake.table import Table
 from headrace.lake.tasks import run_inline
 from headrace.lake.verify import Verified, verify
@@ -72,25 +77,65 @@ def kinds(found: Verified) -> set[str]:
     return {finding.what for finding in found.findings}
 
 
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
 def test_a_file_that_is_gone(table: Table, look: Callable[[], Verified]) -> None:
     path_of(table, 1).unlink()
     assert kinds(look()) == {"file missing", "missing", "not in the table"}
 
 
 def test_a_flipped_byte(table: Table, look: Callable[[], Verified]) -> None:
+    """In its rows, in the statistics of its footer, in the length at its end."""
     path = path_of(table, 0)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 1
-    path.write_bytes(content)
-    assert "damaged" in kinds(look())
+    whole = path.read_bytes()
+    for part in (0.3, 0.6, 0.9, 0.999):
+        flip(path, int(len(whole) * part))
+        assert "damaged" in kinds(look())
+        with pytest.raises(SegmentCorrupt):
+            compact(table.fresh(), run_inline)  # it must not become a good file
+        path.write_bytes(whole)
+    assert look().ok
 
 
-def rewritten(table: Table, at: int, change: Callable[[pa.Table], pa.Table]) -> None:
-    """A file with other rows under the same name, and whole."""
-    path = path_of(table, at)
+@pytest.mark.parametrize("how", ["gone", "flipped", "no table"])
+def test_gaps_that_cannot_be_read(table: Table, look: Callable[[], Verified], how: str) -> None:
+    root = Path(table.lake.uri(gaps_name(table.identity)))
+    (path, *_) = root.glob("*.parquet")
+    if how == "gone":
+        path.unlink()
+    elif how == "flipped":
+        flip(path, path.stat().st_size - 50)
+    else:
+        shutil.rmtree(root)
+    what = "damaged" if how == "flipped" else "file missing"
+    assert kinds(look()) == {what, "missing"}
+
+
+def test_another_file_of_the_same_name(table: Table, look: Callable[[], Verified]) -> None:
+    path_of(table, 1).write_bytes(path_of(table, 2).read_bytes())
+    assert kinds(look()) >= {"damaged", "missing"}
+
+
+def rewritten(
+    table: Table, at: int, change: Callable[[pa.Table], pa.Table], **said: Any
+) -> Callable[[], None]:
+    """Let a file have other rows, and a log that knows of it; returns what takes it back."""
+    table = table.fresh()
+    old = table.files()[at]
+    root = Path(table.lake.uri(table.name))
+    sink = pa.BufferOutputStream()
     # Not by its name: `day=…` in the path would become a column.
-    rows = pq.ParquetFile(path).read()
-    pq.write_table(change(rows), path)
+    pq.write_table(change(pq.ParquetFile(root / old.path).read()), sink)
+    content = sink.getvalue().to_pybytes()
+    path = f"day={old.day}/{file_name('b', SystemRandom(), content)}"
+    (root / path).write_bytes(content)
+    new = msgspec.structs.replace(old, **({"path": path, "size": len(content)} | said))
+    table.commit(add=[new], remove=[old], marks={}, note={})
+    return lambda: table.fresh().commit(add=[old], remove=[new], marks={}, note={})
 
 
 def replaced(rows: pa.Table, name: str, at: int, value: object) -> pa.Table:
@@ -100,54 +145,80 @@ def replaced(rows: pa.Table, name: str, at: int, value: object) -> pa.Table:
     return rows.set_column(column, rows.schema.field(name), pa.array(values, rows[name].type))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("data", b"other"), ("tag", None), ("meta", "null"), ("kind", "json")]
-)
-def test_another_value(
-    table: Table, look: Callable[[], Verified], name: str, value: object
-) -> None:
-    at = 41
-    rewritten(table, 1, lambda rows: replaced(rows, name, at, value))
-    seq = pq.ParquetFile(path_of(table, 1)).read()["seq"][at].as_py()
-    found = look()
-    assert [(f.what, f.first, f.last, f.detail) for f in found.findings] == [
-        ("differs", seq, seq, name)
-    ]
+def seq_at(table: Table, file: int, row: int) -> int:
+    return int(pq.ParquetFile(path_of(table.fresh(), file)).read()["seq"][row].as_py())
+
+
+def test_another_value(table: Table, look: Callable[[], Verified]) -> None:
+    seq = seq_at(table, 1, 41)
+    wrong = {"data": b"other", "tag": None, "meta": "null", "kind": "json"}
+    for name, value in wrong.items():
+        back = rewritten(table, 1, partial(replaced, name=name, at=41, value=value))
+        assert [(f.what, f.first, f.last, f.detail) for f in look().findings] == [
+            ("differs", seq, seq, name)
+        ]
+        back()
+    assert look().ok
+
+
+def test_a_field_that_was_made_wrong(bench: Bench, topic: str) -> None:
+    records = [{"id": n, "at": "2026-01-31T00:00:00Z", "tags": ["a"], "odd": n} for n in range(50)]
+    bench.client.append(topic, [*records, {"id": "no number"}, [1]])
+    assert bench.sync(topic, value_ddl="id BIGINT, at TIMESTAMP, tags ARRAY<STRING>").error is None
+    table = bench.table(topic)
+    good = verify(table, run_inline, bench.client, bench.connection)
+    assert (good.ok, good.compared) == (True, 52), good.findings
+    rewritten(table, 0, lambda rows: replaced(rows, "value", 7, None))
+    found = verify(table.fresh(), run_inline, bench.client, bench.connection)
+    assert [(f.what, f.first, f.detail) for f in found.findings] == [("differs", 8, "value")]
 
 
 def test_rows_that_are_missing_twice_or_elsewhere(
     table: Table, look: Callable[[], Verified]
 ) -> None:
-    path = path_of(table, 1)
-    whole = path.read_bytes()
-    rewritten(table, 1, lambda rows: rows.slice(0, 50))
-    assert kinds(look()) == {"missing", "statistics", "not in the table"}
-    path.write_bytes(whole)
-    rewritten(table, 1, lambda rows: pa.concat_tables([rows, rows.slice(0, 1)]))
-    assert "order" in kinds(look())
-    path.write_bytes(whole)
-    rewritten(table, 1, lambda rows: replaced(rows, "seq", 0, 7))
+    def one_less(rows: pa.Table) -> pa.Table:
+        return pa.concat_tables([rows.slice(0, 50), rows.slice(51)])
+
+    dropped = seq_at(table, 1, 50)
+    back = rewritten(table, 1, one_less)
+    found = look()
+    assert kinds(found) == {"missing", "statistics", "not in the table"}
+    assert {(f.first, f.last) for f in found.findings if f.what != "statistics"} == {
+        (dropped, dropped)
+    }
+    back()
+    back = rewritten(table, 1, lambda rows: pa.concat_tables([rows, rows.slice(0, 1)]))
+    assert kinds(look()) == {"order", "row twice", "statistics"}
+    back()
+    back = rewritten(table, 1, lambda rows: replaced(rows, "seq", 0, 7))
     assert {"row twice", "missing", "statistics"} <= kinds(look())
-    path.write_bytes(whole)
-    later = pq.ParquetFile(path).read()["ts"][-1].as_py().replace(year=2030)
-    rewritten(table, 1, lambda rows: replaced(rows, "ts", rows.num_rows - 1, later))
-    assert {"day"} <= kinds(look())
-    path.write_bytes(whole)
+    back()
+    later = pq.ParquetFile(path_of(table, 1)).read()["ts"][-1].as_py().replace(year=2030)
+    back = rewritten(table, 1, lambda rows: replaced(rows, "ts", rows.num_rows - 1, later))
+    assert {"day", "statistics", "differs"} <= kinds(look())
+    back()
+    assert look().ok
+
+
+def test_a_log_that_says_something_else(table: Table, look: Callable[[], Verified]) -> None:
+    """Readers leave files out by what the log says, so that has to be right."""
+    for name in ("rows", "first_seq", "last_seq", "min_ts", "max_ts", "size"):
+        wrong = getattr(table.files()[1], name) + 1
+        back = rewritten(table, 1, lambda rows: rows, **{name: wrong})
+        assert kinds(look()) >= {"damaged" if name == "size" else "statistics"}
+        back()
     assert look().ok
 
 
 def test_files_that_no_commit_should_name(table: Table, look: Callable[[], Verified]) -> None:
+    """Every row of a file once more, in another file."""
     first = table.files()[0]
-    table.commit(add=[msgspec.structs.replace(first, path=_copy(table, first.path))],
-                 marks={}, note={})  # fmt: skip
-    assert "row twice" in kinds(look())
-
-
-def _copy(table: Table, path: str) -> str:
-    source = Path(table.lake.uri(table.name)) / path
-    target = source.with_name("copy.parquet")
-    target.write_bytes(source.read_bytes())
-    return f"{source.parent.name}/copy.parquet"
+    root = Path(table.lake.uri(table.name))
+    content = (root / first.path).read_bytes()
+    path = f"day={first.day}/{file_name('b', SystemRandom(), content)}"
+    (root / path).write_bytes(content)
+    table.commit(add=[msgspec.structs.replace(first, path=path)], marks={}, note={})
+    assert kinds(look()) == {"row twice"}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from headrace.client import Client
 from headrace.client.models import TopicState, TopicSummary
 from headrace.core.errors import TopicNotFound
+from headrace.core.limits import own_topic_prefix
 from headrace.spark.options import STAGED, SourceOptions
 
 # So many names are looked at for the one that was meant.
@@ -53,12 +54,27 @@ def topic_heads(
 def wanted_by(options: SourceOptions) -> Callable[[str], bool]:
     """Whether a query reads a topic of some name.
 
-    What waits in a staging topic is published later, or never: no pattern means such a topic.
+    What waits in a staging topic is published later, or never: no pattern means such a topic.  Nor
+    does one mean a topic of the server itself, unless it begins as those do.
+
+    >>> from headrace.spark.options import Connection
+    >>> everything = wanted_by(SourceOptions(Connection(""), pattern=".*"))
+    >>> everything("orders"), everything("_pipelines"), everything("orders.staged-7")
+    (True, False, False)
+    >>> wanted_by(SourceOptions(Connection(""), pattern="_pipe.*"))("_pipelines")
+    True
     """
     if options.pattern is None:
         return frozenset(options.topics).__contains__
     matches = re.compile(options.pattern).fullmatch
-    return lambda name: STAGED not in name and matches(name) is not None
+    own_too = options.pattern.startswith(own_topic_prefix)
+
+    def wanted(name: str) -> bool:
+        if STAGED in name or (name.startswith(own_topic_prefix) and not own_too):
+            return False
+        return matches(name) is not None
+
+    return wanted
 
 
 def _head_of(state: TopicState | TopicSummary) -> TopicHead:

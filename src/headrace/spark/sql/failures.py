@@ -11,9 +11,11 @@ import re
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
 from headrace.core import errors
-from headrace.core.errors import HeadraceError, Internal, InvalidRequest
+from headrace.core.errors import HeadraceError, Internal, InvalidRequest, NotReady
 
 MESSAGE_CHARACTERS_MAX = 600
+# What Spark says of a file that was there when a statement was planned.
+FILE_GONE = "FAILED_READ_FILE.FILE_NOT_EXIST"
 # The last line of a Python traceback about one of ours.
 _OURS = re.compile(r"^(?:\w+Error: )?headrace\.[\w.]*\.(\w+): (.+)$", re.MULTILINE)
 # How Spark begins a message: [DIVIDE_BY_ZERO] Division by zero. ... SQLSTATE: 22012
@@ -31,11 +33,22 @@ def explained(error: Exception) -> HeadraceError:
     if ours is not None:
         return ours
     message = sentence(text) or type(error).__name__
+    if FILE_GONE in text:
+        return file_gone(message)
     if isinstance(error, ParseException | AnalysisException):
         return InvalidRequest(message)
     if isinstance(error, PySparkException) and (error.getSqlState() or "")[:2] in ("22", "42"):
         return InvalidRequest(message)
     return Internal(f"Spark failed: {message}")
+
+
+def file_gone(message: str) -> NotReady:
+    """A file went while a statement ran: nothing but a vacuum of the lake does that."""
+    return NotReady(
+        message,
+        fix="run the statement again; `lake vacuum --keep` is how long files stay for statements"
+        " that began before",
+    )
 
 
 def ours_within(text: str) -> HeadraceError | None:

@@ -2,8 +2,10 @@
 
 The rules this file owns: one statement sees each topic cut at one recorded epoch and head; a view
 lives as long as its statement, so that the next one sees what came since; a view has all columns,
-and the source is asked only for those that the statement uses.  Conditions are pushed down only
-where a statement reads a topic in one place, because Spark keeps the last ones for all places.
+and the source is asked only for those that the statement uses.  Where a history has a topic's past,
+each seq comes from one of the two: up to a seq from the history, after it from the server.
+Conditions are pushed down only where a statement reads a topic in one place, because Spark keeps
+the last ones for all places.
 """
 
 from __future__ import annotations
@@ -11,77 +13,59 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.client import Client
-from headrace.core.errors import InvalidRequest, TopicNotFound
-from headrace.spark.connection import connect
+from headrace.client.models import Manifest
+from headrace.core.errors import Forbidden, InvalidRequest, TopicNotFound
+from headrace.spark.connection import connect, give_back
 from headrace.spark.options import Connection, SourceOptions
+from headrace.spark.reading.manifests import losses_of
+from headrace.spark.reading.spans import Span
 from headrace.spark.reading.topics import TopicHead, topic_heads
 from headrace.spark.session import is_in_process
-from headrace.spark.sql.used_columns import Use, uses_of
+from headrace.spark.sql.cuts import MEANWHILE, Cut
+from headrace.spark.sql.history import History, Life, Loss
+from headrace.spark.sql.seen import Seen
+from headrace.spark.sql.used_columns import Bounds, Use, uses_of
+from headrace.spark.sql.view_columns import (
+    ORIGIN,
+    SOURCE,
+    VALUE,
+    VALUE_NEEDS,
+    marked,
+    parts_of,
+    quoted,
+    view_columns,
+)
 from headrace.spark.trouble import lost
 
-# What the columns of a table are, in terms of what the source gives.
-COLUMNS = {
-    "topic": "topic",
-    "seq": "seq",
-    "ts": "ts",
-    "node": "node",
-    "tag": "tag",
-    "meta": "try_parse_json(meta)",
-    "data": "try_parse_json(cast(data as string))",
-    "raw": "data",
-}
-# What the source gives, and its types there.
-SOURCE = {
-    "topic": "string",
-    "seq": "bigint",
-    "ts": "timestamp",
-    "node": "string",
-    "tag": "string",
-    "meta": "string",
-    "data": "binary",
-}
-# On request a table says which part each row came from: `lake`, `segments` or `tail`.
-ORIGIN = "origin"
 TOPICS_PER_STATEMENT_MAX = 100
 NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
 # An explanation has the same tables as what it explains, and no error where one is missing.
 _EXPLAIN = re.compile(r"\A\s*explain\s+((extended|codegen|cost|formatted)\s+)?", re.IGNORECASE)
+
+# What may be the name of a topic in a statement.
+_TABLES = re.compile(r"\b(?:from|join)\s+(?:`([^`]+)`|(\w+))", re.IGNORECASE)
 
 
 class Answer(NamedTuple):
     """A statement's rows, not computed yet, and the cut of each topic that it names."""
 
     frame: DataFrame
-    cuts: dict[str, TopicHead]
-
-
-class Past(NamedTuple):
-    """What somebody else has of a topic: rows up to `to_seq`; the server has all after it.
-
-    What is not sealed yet begins at `tail_from`.
-    """
-
-    frame: DataFrame | None
-    to_seq: int
-    tail_from: int
-
-
-# Asked for a topic, cut where a statement cuts it, and for columns of the source in their order.
-History = Callable[[TopicHead, Sequence[str]], Past]
+    cuts: dict[str, Cut]
 
 
 class Tables:
     """The topics of one server as tables of one session.
 
     With `history` older rows come from there.  `origins` adds a column that says where each row
-    came from, and needs a history.
+    came from.
     """
 
     def __init__(
@@ -92,11 +76,11 @@ class Tables:
         *,
         origins: bool = False,
     ) -> None:
-        assert history is not None or not origins, "only a history knows where rows come from"
         self.spark = spark
-        self._connection = connection
-        self._history = history
-        self._origins = origins
+        self.connection = connection
+        self.history = history
+        self.origins = origins
+        self.seen = Seen()
 
     def cancel(self) -> None:
         """End what runs now; whoever waits for it gets an error of Spark."""
@@ -111,40 +95,64 @@ class Tables:
 
         At the end of the block a topic that was created anew meanwhile is an error.
         """
-        views = _Views(self.spark, self._connection, statement, self._history, self._origins)
+        views = _Views(self, statement)
         try:
-            needs = views.needs()
-            views.start(needs)
-            frame = views.resolve(statement, views.register)
-            yield Answer(frame, dict(views.cuts))
-            views.check_epochs()
+            frame = views.of_history()
+            if frame is None:
+                views.start(views.needs())
+                frame = views.resolve(statement, views.register)
+            try:
+                yield Answer(frame, views.cuts)
+            except (PySparkException, Py4JError):
+                views.check()  # a topic that was made anew says more than what came of it
+                raise
+            views.check()
         finally:
             views.close()
+
+
+class _NotThere(Exception):
+    """A history does not have all of a topic."""
 
 
 class _Views:
     """The views of one statement."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        connection: Connection,
-        statement: str,
-        history: History | None,
-        origins: bool,
-    ) -> None:
-        self._history = history
-        self._source = SOURCE | ({ORIGIN: "string"} if origins else {})
-        self._columns = COLUMNS | ({ORIGIN: ORIGIN} if origins else {})
-        # What is asked for where nothing is known of the statement.
-        self._everything = Use(set(self._source), places=0)
-        self._spark = spark
-        self._connection = connection
+    def __init__(self, tables: Tables, statement: str) -> None:
+        self._history = tables.history
+        self._origins = tables.origins
+        self._spark = tables.spark
+        self._connection = tables.connection
+        self._before = tables.seen
         self._statement = statement
-        self._client: Client = connect(connection)
+        self._client: Client = connect(tables.connection)
         self._registered: list[str] = []
         self._needs: dict[str, Use] = {}
-        self.cuts: dict[str, TopicHead] = {}
+        self._lives: dict[str, Life | None] = {}
+        self._history_only = False
+        self.cuts: dict[str, Cut] = {}
+
+    def of_history(self) -> DataFrame | None:
+        """The statement, where a history has all that it names.
+
+        What it needs of that Spark finds out by itself, and nothing has to be analysed before.
+        """
+        if self._history is None or self._origins or _EXPLAIN.match(self._statement):
+            return None
+        self._history_only = True
+        try:
+            for topic in self._likely():
+                with contextlib.suppress(TopicNotFound):
+                    self.register(topic)
+            frame = self.resolve(self._statement, self.register)
+        except _NotThere:
+            self._drop()
+            self.cuts.clear()
+            return None
+        finally:
+            self._history_only = False
+        self._before.named(self.cuts)
+        return frame
 
     def needs(self) -> dict[str, Use]:
         """The topics that a query names, with what it needs of each.
@@ -154,11 +162,14 @@ class _Views:
         names: list[str] = []
 
         def stand_in(topic: str) -> None:
-            self._head(topic)
+            types = self._types(self._cut_of(topic))
             names.append(topic)
-            self._view(topic, self._stand_in(len(names)).toDF(*self._source))
+            self._show(topic, self._stand_in(len(names), types))
 
         try:
+            for topic in self._likely():
+                with contextlib.suppress(TopicNotFound):
+                    stand_in(topic)
             query = _EXPLAIN.sub("", self._statement, count=1)
             frame = self.resolve(f"select * from (\n{query}\n)", stand_in)
             used = uses_of(frame) if is_in_process(self._spark) else {}
@@ -168,57 +179,194 @@ class _Views:
             return {}
         finally:
             self._drop()
-        return {
-            topic: _of_source(used.get(f"{at}:topic"), self._everything)
-            for at, topic in enumerate(names, start=1)
-        }
+        return self._used(names, used)
 
-    def _stand_in(self, number: int) -> DataFrame:
+    def _used(self, names: list[str], used: dict[str, Use]) -> dict[str, Use]:
+        """What is needed of each topic, by what its stand-in was used for."""
+        found = {}
+        for at, topic in enumerate(names, start=1):
+            use = used.get(f"{at}:topic")
+            if use is not None:
+                found[topic] = _of_source(use)
+            elif not used:
+                found[topic] = self._everything(topic)
+            # Else the plan has no place for it, and Spark asks for it again if it must be there.
+        self._before.named(found)
+        return found
+
+    def _likely(self) -> list[str]:
+        """Topics of earlier statements that this one seems to name.
+
+        To be told by Spark that a table is missing takes longer than all that is done here.
+        """
+        if not is_in_process(self._spark):
+            return []
+        catalog = self._spark._jsparkSession.sessionState().catalog()
+        named = {plain or odd for odd, plain in _TABLES.findall(self._statement)}
+        likely = [topic for topic in self._before.topics if topic in named]
+        found = [topic for topic in likely if catalog.getRawTempView(topic).isEmpty()]
+        for topic in found:
+            self._refuse_namesake(topic)
+        return found
+
+    def _stand_in(self, number: int, types: dict[str, str]) -> DataFrame:
         """A table without rows, whose columns say which topic they stand for."""
-        types = ", ".join(f"`{number}:{name}` {kind}" for name, kind in self._source.items())
+        known = self._before.stand_in(number, types)
+        if known is not None:
+            return known
+        ddl = ", ".join(f"`{number}:{name}` {kind}" for name, kind in types.items())
         if is_in_process(self._spark):
             # Not a list: a table that is known to be empty is left out of a plan.
-            return self._spark.createDataFrame(self._spark.sparkContext.emptyRDD(), types)
-        return self._spark.createDataFrame([], types)
+            empty = self._spark.createDataFrame(self._spark.sparkContext.emptyRDD(), ddl)
+        else:
+            empty = self._spark.createDataFrame([], ddl)
+        made = empty.toDF(*types).selectExpr(*view_columns(list(types), types))
+        self._before.keep(number, types, made)
+        return made
+
+    def _types(self, cut: Cut) -> dict[str, str]:
+        """The columns that parts of a table are made of, and their types."""
+        types = dict(SOURCE)
+        life = self._life(cut)
+        if life is not None and life.value_type is not None:
+            types[VALUE] = life.value_type
+        if self._origins:
+            types[ORIGIN] = "string"
+        return types
+
+    def _everything(self, topic: str) -> Use:
+        """What is asked for where nothing is known of the statement."""
+        return Use(set(self._types(self.cuts.get(topic) or self._cut_of(topic))), places=0)
+
+    # Cuts
 
     def start(self, needs: dict[str, Use]) -> None:
         """Take the cuts of all topics, one right after the other, and make their views."""
         self._needs = needs
-        self.cuts = {topic: self._head(topic) for topic in needs}
+        self.cuts.update((topic, self._cut_of(topic)) for topic in needs)
         for topic in needs:
             self.register(topic)
 
+    def _cut_of(self, name: str) -> Cut:
+        """A topic as it is now; or the table of a history, where there is no such topic."""
+        try:
+            head = self._head(name)
+        except TopicNotFound as error:
+            life = None if self._history is None else self._history.table(name)
+            if life is None:
+                raise self._past_only(name) or error from None
+            self._refuse_living(life)
+            self._lives[name] = life
+            return Cut(name, life.epoch, 1, life.to_seq, alone=True)
+        return Cut(name, head.epoch, head.earliest, head.head)
+
+    def _past_only(self, topic: str) -> TopicNotFound | None:
+        names = [] if self._history is None else self._history.names_of(topic)
+        if not names:
+            return None
+        return TopicNotFound(
+            f"topic {topic!r} does not exist",
+            fix=f"the lake has the past of one: select from {' or '.join(map(quoted, names))}",
+            detail={"topic": topic, "tables": names},
+        )
+
+    def _refuse_living(self, life: Life) -> None:
+        """What was deleted in a topic is known to the server only under the topic's name."""
+        with contextlib.suppress(TopicNotFound):
+            if self._head(life.topic).epoch == life.epoch:
+                raise InvalidRequest(
+                    f"{life.name!r} is the past of topic {life.topic!r}, which is there",
+                    fix=f"select from {quoted(life.topic)}, which has all of it",
+                    detail={"table": life.name, "topic": life.topic},
+                )
+
+    def _life(self, cut: Cut) -> Life | None:
+        """The past of a topic, looked at once for a statement."""
+        if self._history is None:
+            return None
+        known = self._lives.get(cut.topic)
+        if cut.topic not in self._lives or (known is not None and known.epoch != cut.epoch):
+            known = self._lives[cut.topic] = self._history.look(cut.topic, cut.epoch)
+        return known
+
+    # Views
+
     def register(self, topic: str) -> None:
         """Make the view of a topic."""
-        cut = self.cuts.get(topic) or self._head(topic)
+        cut = self.cuts.get(topic) or self._cut_of(topic)
         self.cuts[topic] = cut
-        use = self._needs.get(topic, self._everything)
+        use = self._needs.get(topic) or self._everything(topic)
+        types = self._types(cut)
         wanted = use.columns | ({"seq"} if ORIGIN in use.columns else set())
-        columns = [name for name in SOURCE if name in wanted]
-        if self._history is None:
-            self._view(topic, self._live(cut, columns, use, 0))
-            return
-        past = self._history(cut, columns)
-        old, tail = "'lake'", f"if(seq >= {past.tail_from}, 'tail', 'segments')"
-        parts = [] if past.frame is None else [_marked(past.frame, old, use)]
-        if past.to_seq < cut.head or not parts:
-            parts.append(_marked(self._live(cut, columns, use, past.to_seq), tail, use))
-        self._view(topic, parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1]))
+        columns = [name for name in types if name in wanted and name != ORIGIN]
+        parts = list(self._parts(cut, columns, use))
+        frame = parts[0] if parts else self._nothing(columns, types)
+        for part in parts[1:]:
+            frame = frame.unionByName(part)
+        have = [name for name in types if name in wanted] if parts else columns
+        self._show(topic, frame.selectExpr(*view_columns(have, types)))
 
-    def _live(self, cut: TopicHead, columns: list[str], use: Use, after: int) -> DataFrame:
-        """What the server has after a seq, up to the cut."""
+    def _parts(self, cut: Cut, columns: list[str], use: Use) -> Iterator[DataFrame]:
+        """The rows of a table: of its history, and of the server behind that."""
+        life, manifest = self._life(cut), None
+        whole = life is not None and life.to_seq >= cut.head and life.is_light
+        if self._history_only and not whole:
+            raise _NotThere
+        if not cut.alone and (life is not None or ORIGIN in use.columns):
+            manifest = self._manifest(cut.topic)
+            if manifest.epoch != cut.epoch:
+                raise lost(cut.topic, cut.earliest, cut.head, "recreated")
+        if life is not None:
+            cut.past_to = _past_to(cut, life, manifest)
+            cut.losses = [*_losses(cut, life, use.bounds, manifest)]
+        # Which losses a statement is about is known when it has been analysed.
+        if self._history_only and (cut.losses or cut.past_to < cut.head):
+            raise _NotThere
+        if life is not None and cut.past_to:
+            past = life.rows(cut.past_to, columns, use.bounds, manifest)
+            yield marked(past, "'lake'", use)
+        first = max(cut.past_to + 1, use.bounds.seq_first)
+        last = min(cut.head, use.bounds.seq_last)
+        if cut.alone or last < first:
+            return
+        cut.floats = life is not None and cut.past_to < cut.earliest
+        live = self._live(cut, columns, use, (first, last))
+        if life is not None and VALUE in columns:
+            live = life.valued(live).select(*columns)
+        tail_from = 0 if manifest is None else manifest.tail_from_seq
+        yield marked(live, f"if(seq >= {tail_from}, 'tail', 'segments')", use)
+
+    def _manifest(self, topic: str) -> Manifest:
+        try:
+            manifest = self._client.segments(topic)
+        except Forbidden as error:
+            raise Forbidden(
+                error.message,
+                fix="use a key without prefixes, or ask without a lake and without --origin",
+                detail=error.detail,
+            ) from None
+        give_back(self._client, [(manifest.topic, manifest.pin)])
+        return manifest
+
+    def _live(self, cut: Cut, columns: list[str], use: Use, seqs: tuple[int, int]) -> DataFrame:
+        """What the server has of a range of seqs."""
+        first, last = seqs
+        asked = [name for name in columns if name != VALUE]
+        if VALUE in columns:
+            asked += [name for name in VALUE_NEEDS if name not in asked]
         reader = self._spark.read.format("headrace").option("subscribe", cut.topic)
-        for name, value in self._options(cut, columns, use).items():
+        for name, value in self._options(use).items():
             reader = reader.option(name, value)
-        if after >= cut.earliest:
-            reader = reader.option("startingSeqs", json.dumps({cut.topic: after + 1}))
+        reader = reader.option("columns", ",".join(asked))
+        reader = reader.option("endingSeqs", json.dumps({cut.topic: last + 1}))
+        # Where no history is before it, a topic begins with what is left when it is read.
+        if cut.past_to >= cut.earliest:
+            reader = reader.option("startingSeqs", json.dumps({cut.topic: first}))
         return reader.load()
 
-    def _options(self, cut: TopicHead, columns: list[str], use: Use) -> dict[str, str]:
+    def _options(self, use: Use) -> dict[str, str]:
         options = {
             "url": self._connection.url,
-            "columns": ",".join(columns),
-            "endingSeqs": json.dumps({cut.topic: cut.head + 1}),
             "pushFilters": "true" if use.places == 1 else "false",
             "retryTimeout": f"{self._connection.retry_timeout_ms}ms",
         }
@@ -228,13 +376,12 @@ class _Views:
             options["caFile"] = self._connection.ca_file
         return options
 
-    def _view(self, topic: str, named: DataFrame) -> None:
-        """A view has every column; what is not needed is null."""
-        for name, kind in self._source.items():
-            if name not in named.columns:
-                named = named.selectExpr("*", f"cast(null as {kind}) as {name}")
-        view = named.selectExpr(*(f"{what} as {name}" for name, what in self._columns.items()))
-        view.createOrReplaceTempView(_quoted(topic))
+    def _nothing(self, columns: list[str], types: dict[str, str]) -> DataFrame:
+        nulls = [f"cast(null as {types[name]}) as {name}" for name in columns]
+        return self._spark.range(0).where("false").selectExpr(*nulls)
+
+    def _show(self, topic: str, view: DataFrame) -> None:
+        view.createOrReplaceTempView(quoted(topic))
         self._registered.append(topic)
 
     def resolve(self, statement: str, register: Callable[[str], None]) -> DataFrame:
@@ -242,7 +389,8 @@ class _Views:
         for _ in range(TOPICS_PER_STATEMENT_MAX):
             try:
                 frame = self._spark.sql(statement)
-                _ = frame.schema  # Spark Connect looks at a statement only now
+                if not is_in_process(self._spark):
+                    _ = frame.schema  # Spark Connect looks at a statement only now
                 return frame
             except AnalysisException as error:
                 register(self._missing_topic(error))
@@ -255,12 +403,12 @@ class _Views:
         parameters = error.getMessageParameters() or {}
         if not (error.getCondition() or "").startswith(NOT_FOUND):
             raise error
-        parts = _parts(parameters.get("relationName", ""))
+        parts = parts_of(parameters.get("relationName", ""))
         if len(parts) != 1:
             name = ".".join(parts)
             raise InvalidRequest(
                 f"there is no table {name!r}",
-                fix=f"if that is a topic, write {_quoted(name)}",
+                fix=f"if that is a topic, write {quoted(name)}",
                 detail={"table": name},
             )
         (topic,) = parts
@@ -283,15 +431,23 @@ class _Views:
     def _head(self, topic: str) -> TopicHead:
         return topic_heads(self._client, SourceOptions(self._connection, topics=(topic,)))[topic]
 
-    def check_epochs(self) -> None:
-        """No topic was deleted and created again, with other records under the same seqs."""
+    def check(self) -> None:
+        """No topic was deleted and created again, with other records under the same seqs.
+
+        What a topic has lost since it was cut may be missing where its first record was not named.
+        """
         for topic, cut in self.cuts.items():
+            if cut.alone:
+                continue
             try:
-                epoch = self._head(topic).epoch
+                head = self._head(topic)
             except TopicNotFound:
                 continue  # what was read was read from the topic that it was
-            if epoch != cut.epoch:
+            if head.epoch != cut.epoch:
                 raise lost(topic, cut.earliest, cut.head, "recreated")
+            if cut.floats and head.earliest > cut.earliest:
+                last = min(head.earliest - 1, cut.head)
+                cut.losses.append(Loss(cut.earliest, last, MEANWHILE))
 
     def close(self) -> None:
         self._drop()
@@ -304,33 +460,27 @@ class _Views:
         self._registered.clear()
 
 
-def _marked(frame: DataFrame, origin: str, use: Use) -> DataFrame:
-    """Rows with where they came from, if a statement asks for it."""
-    return frame.selectExpr("*", f"{origin} AS {ORIGIN}") if ORIGIN in use.columns else frame
+def _past_to(cut: Cut, life: Life, manifest: Manifest | None) -> int:
+    """Up to where rows come from the history."""
+    if manifest is None:
+        return life.to_seq
+    life.check(manifest)
+    # Deletes of what is not sealed yet are not in a manifest: that comes from the server.
+    return max(0, min(life.to_seq, manifest.tail_from_seq - 1, cut.head))
 
 
-def _of_source(use: Use | None, everything: Use) -> Use:
+def _losses(cut: Cut, life: Life, bounds: Bounds, manifest: Manifest | None) -> Iterator[Loss]:
+    """What neither the history has nor the server."""
+    yield from life.losses(bounds.within(Bounds(seq_last=cut.past_to)))
+    if manifest is not None:
+        first = max(cut.past_to + 1, bounds.seq_first)
+        last = min(cut.earliest - 1, cut.head, bounds.seq_last)
+        for gap in losses_of(manifest, Span(cut.topic, cut.epoch, first, last)):
+            yield Loss(gap.span.first, gap.span.last, gap.reason)
+
+
+def _of_source(use: Use) -> Use:
     """What to ask the source for, by the stand-in's columns that a plan uses."""
-    if use is None:
-        return everything
     # `seq` is the cheapest column, for a statement that only counts rows.
     columns = {name.partition(":")[2] for name in use.columns} or {"seq"}
-    return Use(columns, use.places)
-
-
-def _quoted(name: str) -> str:
-    """As SQL writes a name of any characters.
-
-    >>> _quoted("payments:eu")
-    '`payments:eu`'
-    """
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _parts(relation: str) -> list[str]:
-    """The parts of a name as Spark writes it in messages.
-
-    >>> _parts("`spark_catalog`.`a.b``c`"), _parts("`orders`")
-    (['spark_catalog', 'a.b`c'], ['orders'])
-    """
-    return [part.replace("``", "`") for part in re.findall(r"`((?:[^`]|``)*)`", relation)]
+    return use._replace(columns=columns)

@@ -124,6 +124,10 @@ class Sending:
         self._numbers[topic] = number + 1
         return answer
 
+    def skip(self, topic: str) -> None:
+        """The next chunk of a topic is known to be stored: it is not sent, and has its number."""
+        self._numbers[topic] = self._numbers.get(topic, 0) + 1
+
     def check_end(self) -> None:
         """All is sent: the last of each topic must be what the server has last of this producer."""
         for topic, sent in self._last.items():
