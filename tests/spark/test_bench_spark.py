@@ -15,7 +15,14 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 from bench import figures, spark_data  # noqa: E402
 
-CASES = ("spark_scan", "spark_sink", "spark_batch_latency", "spark_lake", "spark_serving")
+CASES = (
+    "spark_scan",
+    "spark_sink",
+    "spark_batch_latency",
+    "spark_lake",
+    "spark_serving",
+    "spark_pipeline",
+)
 
 
 @pytest.mark.long  # each starts a session of its own

@@ -15,7 +15,7 @@ from headrace.cli.main import main
 from headrace.client import Client, Record
 from headrace.pipelines import examples
 from headrace.testing.process import ServerProcess
-from tests.spark.pipeline_help import place_of, until, working
+from tests.spark.pipeline_help import Watched, place_of, reports, until, working
 
 MINUTE = timedelta(minutes=1)
 Answer = Any
@@ -147,8 +147,19 @@ def test_the_examples(
     def done() -> bool:
         return all(len(read(written(name))) >= len(want) for name, (want, read) in EXPECTED.items())
 
+    def heard() -> bool:
+        """Of each pipeline a batch, by server-sent events, while they run."""
+        said = {one["pipeline"] for one in watched.seen if one["batch"] is not None}
+        return said >= set(declared)
+
     with working(spark, place_of(server.url, tmp_path)) as worker:
-        until(done, "all results")
-        assert worker.running == sorted(declared)
+        until(lambda: [one for name in declared for one in reports(client, name)], "a report")
+        watched = Watched(server, "_pipelines.progress")
+        try:
+            until(done, "all results")
+            until(heard, "all reports")
+            assert worker.running == sorted(declared)
+        finally:
+            watched.close()
     for name, (expected, read) in EXPECTED.items():
         assert read(written(name)) == expected, name

@@ -1,13 +1,8 @@
-"""Workers that die and workers that take over, on real Spark: nothing is lost or counted twice."""
+"""A worker that takes over from another one, on real Spark: nothing is lost or counted twice."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +13,9 @@ from pyspark.sql import SparkSession
 from headrace.client import Client, Draft, Record
 from headrace.pipelines.worker import Limits, Worker
 from headrace.testing.process import ServerProcess
-from tests.conftest import Sweep
 from tests.spark.pipeline_help import WAIT_SECONDS, all_records, place_of, until
 
 LEASE_MS = 4_000
-KILLS = 3
 
 
 @pytest.fixture
@@ -126,80 +119,3 @@ def test_another_worker_goes_on(
             stop.set()
             thread.join(WAIT_SECONDS)
         assert lives.running == [] and not thread.is_alive()
-
-
-class WorkerProcess:
-    """`headrace pipelines run` as a process of its own."""
-
-    def __init__(self, url: str, directory: Path, number: int) -> None:
-        self.log = directory / f"worker-{number}.log"
-        words = [
-            "pipelines",
-            "run",
-            "--url",
-            url,
-            "--lease",
-            f"{LEASE_MS}ms",
-            "--node",
-            f"w{number}",
-        ]
-        words += ["--checkpoints", str(directory / "checkpoints"), "--master", "local[2,4]"]
-        with open(self.log, "wb") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "headrace", *words],
-                stderr=stderr,
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # so that a kill reaches Java and its Python workers too
-                env=os.environ,
-            )
-
-    def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self._reap()
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self._reap()
-
-    def _reap(self) -> int:
-        code = self.process.wait(120)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
-
-
-@pytest.mark.long
-def test_a_worker_is_killed_again_and_again(
-    server: ServerProcess,
-    client: Client,
-    topic: str,
-    pipelines: tuple[str, str],
-    sweep: Sweep,
-    tmp_path: Path,
-) -> None:
-    totals, each = pipelines
-    events = Events(client, topic)
-    running: list[WorkerProcess] = []
-    try:
-        for number in range(KILLS):
-            running.append(WorkerProcess(server.url, tmp_path, number))
-            seen = len(all_records(client, f"{each}.out"))
-            events.append(20)
-            until(
-                lambda seen=seen: len(all_records(client, f"{each}.out")) > seen,
-                f"rows by worker {number}",
-            )
-            # Somewhere in the batches that follow.
-            for _ in range((sweep.seed * 7 + number * 3) % 5):
-                events.append(20)
-                time.sleep(0.2)
-            running.pop().kill()
-        running.append(WorkerProcess(server.url, tmp_path, KILLS))
-        events.append(20)
-        events.check_arrived(f"{totals}.out", f"{each}.out")
-        last = running.pop()
-        assert last.stop() == 0, last.log.read_text()
-        assert client.pipeline(totals).worker is None, "it was given back"
-    finally:
-        for process in running:
-            process.kill()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from headrace.client import Client
 from headrace.core.errors import SqlRefused
-from headrace.pipelines.plan_check import check_plan, new_session
+from headrace.pipelines.plan_check import check_leaves, check_plan, is_stateful, new_session
 from headrace.testing.process import ServerProcess
 from tests.spark.pipeline_help import all_records, place_of, reports, until, working
 
@@ -98,6 +99,7 @@ def test_per_minute_counts(
     assert client.pipeline(pipeline).worker is None, "it was given back"
 
 
+@pytest.mark.long
 def test_dedup_and_a_changed_query(
     spark: SparkSession, server: ServerProcess, client: Client, pipeline: str, tmp_path: Path
 ) -> None:
@@ -181,27 +183,84 @@ def test_bad_records(
         assert (skipped["bad_topic"], skipped["bad_seq"]) == (pipeline, 2)
 
 
+def within(spark: SparkSession, work: Callable[[SparkSession], None]) -> None:
+    """In the session of a pipeline, which is that of its thread only."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(lambda: work(new_session(spark))).result()
+
+
 def test_what_spark_takes_for_something_else_is_refused(spark: SparkSession) -> None:
     """The second look, with Spark's own parser."""
-    session = new_session(spark)
-    session.range(3).createOrReplaceTempView("o")
-    check_plan(session, "with c as (select id from o) select count(*) from c where id in (1, 2)")
-    for sql in [
+    script = "select transform(id) using 'sh' as (x) from o"
+    refused = [
         "create table x as select * from o",
         "set spark.sql.ansi.enabled = false",
         "add jar 'x.jar'",
         "with c as (select 1) insert into x select * from c",
         "from o insert into a select 1 insert into b select 2",
-        "select transform(id) using 'sh' as (x) from o",
-    ]:
-        with pytest.raises(SqlRefused, match="is not part of a query"):
-            check_plan(session, sql)
-    for sql in [
-        "select reflect('java.lang.Math', 'abs', 1) from o",
-        "select java_method('java.lang.Math', 'abs', 1) from o",
-        "select system.builtin.try_reflect('java.lang.Math', 'abs', 1) from o",
-        "select * from text.`/etc/hostname`",
-    ]:
-        with pytest.raises(Exception, match=r"UNRESOLVED_ROUTINE|NOT_FOUND|NAMESPACE"):
-            session.sql(sql)
+        "begin select 1; end",
+        "execute immediate 'select 1'",
+        script,
+        f"with c as ({script}) select * from c",
+        f"select ({script}) from o",
+        f"select * from o where exists ({script})",
+        f"select * from o where id in ({script})",
+        f"select * from o, lateral ({script})",
+        f"select * from (select * from (select 1) union all ({script}))",
+    ]
+
+    def look(session: SparkSession) -> None:
+        session.range(3).createOrReplaceTempView("o")
+        query = "with c as (select id from o) select count(*) from c where id in (1, 2)"
+        check_plan(session, query)
+        for sql in refused:
+            with pytest.raises(SqlRefused, match="is not part of a query"):
+                check_plan(session, sql)
+        with pytest.raises(SqlRefused, match="is no table"):
+            check_plan(session, "select * from python_worker_logs()")
+        for sql in [
+            "select reflect('java.lang.Math', 'abs', 1) from o",
+            "select java_method('java.lang.Math', 'abs', 1) from o",
+            "select system.builtin.try_reflect('java.lang.Math', 'abs', 1) from o",
+            "select identifier('reflect')('java.lang.Math', 'abs', 1) from o",
+            "select from_xml('<a/>', 'a INT', map('rowValidationXSDPath', '/etc/passwd')) from o",
+            "select from_protobuf(cast('' as binary), 'm', '/etc/passwd') from o",
+            "select * from text.`/etc/hostname`",
+        ]:
+            with pytest.raises(Exception, match=r"UNRESOLVED_ROUTINE|NOT_FOUND|NAMESPACE"):
+                session.sql(sql)
+        # Nothing of the worker's environment or settings becomes part of a text.
+        (row,) = session.sql("select '${env:PATH}' a, '${spark.app.name}' b").collect()
+        assert tuple(row) == ("${env:PATH}", "${spark.app.name}")
+
+    within(spark, look)
     assert json.loads(spark.sql("select reflect('java.lang.Math', 'abs', 1)").first()[0]) == 1
+
+
+def test_only_sources_are_read_whatever_the_text_is(spark: SparkSession) -> None:
+    """A table of the worker's catalog, which no text should name, is not read if one does."""
+
+    def look(session: SparkSession) -> None:
+        stream = session.readStream.format("rate").load()
+        stream.selectExpr("value as id", "timestamp as ts").createOrReplaceTempView("o")
+        with pytest.raises(SqlRefused, match="not a declared source"):
+            check_leaves(session.sql("select * from o where id in (select id from pipe_secret)"))
+        for sql, kept in [
+            ("select id + 1 from o where id > 3", False),
+            ("with a as (select * from o) select explode(array(id, 1)) from a", False),
+            ("select * from o union all select * from o", False),
+            ("select /*+ repartition(3) */ id from o", True),
+            ("select listagg(cast(id as string)) from o", True),
+            ("select bitmap_construct_agg(id) from o", True),
+            ("select distinct id from o", True),
+            ("select a.id from o a join o b on a.id = b.id", True),
+        ]:
+            frame = session.sql(sql)
+            check_leaves(frame)
+            assert is_stateful(frame) is kept, sql
+
+    spark.range(3).write.saveAsTable("pipe_secret")
+    try:
+        within(spark, look)
+    finally:
+        spark.sql("drop table pipe_secret")

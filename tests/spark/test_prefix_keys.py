@@ -13,6 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.client import Client
 from headrace.core.errors import Forbidden
+from headrace.lake.frames import LakeHistory
+from headrace.lake.layout import Lake
+from headrace.lake.sync import Sync
+from headrace.lake.tasks import run_inline
 from headrace.spark.options import Connection
 from headrace.spark.sql.tables import Tables
 from headrace.testing.process import ServerProcess
@@ -119,3 +123,21 @@ def test_sql(tenants: ServerProcess, spark: SparkSession) -> None:
     ):
         with pytest.raises(Forbidden), tables.query(statement) as (frame, _):
             frame.collect()
+
+
+def test_sql_with_a_lake(tenants: ServerProcess, spark: SparkSession, tmp_path: Path) -> None:
+    """Which records of the lake are deleted is in the manifest, and that is not for such a key."""
+    lake = Lake(str(tmp_path))
+    with Client(tenants.url, token="root") as root:
+        connection = Connection(tenants.url, token="root")
+        (done,) = Sync(root, connection, lake, run_inline).run(["blue.orders"])
+    assert done.error is None
+    history = LakeHistory(spark, lake)
+    tables = Tables(spark, Connection(tenants.url, token="blue-key"), history)
+    with tables.query("SELECT topic, tag, raw AS data FROM `blue.bills`") as (frame, _):
+        assert seen(frame) == {"blue.bills": SEALED + TAIL}, "the lake has nothing of it"
+    with (
+        pytest.raises(Forbidden, match="or ask without a lake"),
+        tables.query("SELECT * FROM `blue.orders`") as (frame, _),
+    ):
+        frame.collect()

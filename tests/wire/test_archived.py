@@ -78,7 +78,7 @@ def test_the_echo_has_it_only_where_it_is_set(speak, topic) -> None:
 
 
 def test_it_needs_the_scope_of_a_config(servers) -> None:
-    server = servers.with_settings(api_keys="root-key,w:rw+d,a:a")
+    server = servers.with_settings(api_keys="root-key,w:rw+d,a:a,mine:a:t,yours:a:u")
     speak = servers.speaker(server, "h1")
     root = {"Authorization": "Bearer root-key"}
     speak.ok("POST", "/v0/topics/t", {"records": [{"data": 1}]}, **root)
@@ -86,4 +86,7 @@ def test_it_needs_the_scope_of_a_config(servers) -> None:
     body = {"epoch": epoch, "to_seq": 1}
     refused = speak("POST", "/v0/topics/t/archived", body, {"authorization": "Bearer w"})
     assert refused.status == 403
-    speak.ok("POST", "/v0/topics/t/archived", body, Authorization="Bearer a")
+    for key in ("a", "mine"):
+        speak.ok("POST", "/v0/topics/t/archived", body, Authorization=f"Bearer {key}")
+    other = speak("POST", "/v0/topics/t/archived", body, {"authorization": "Bearer yours"})
+    assert other.status == 403, "a key is for the names it begins"

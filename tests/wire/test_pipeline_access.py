@@ -61,6 +61,7 @@ def test_prefixes(speak, topic) -> None:
     other = f"{PATH}/orders:{topic}-other"
     assert call(speak, "root", "PUT", other, declared("a", "b")).status == 201
     assert call(speak, "mine", "GET", other).status == 403
+    assert call(speak, "mine", "PUT", other, good).status == 403
     assert call(speak, "mine", "DELETE", other).status == 403
     assert call(speak, "mine", "POST", f"{other}/restart").status == 403
     seen = call(speak, "mine-reader", "GET", PATH).json["pipelines"]

@@ -189,6 +189,9 @@ def test_a_worker_claims_reports_and_gives_back(speak, name) -> None:
         claimed = speak.ok("POST", PATH, {"node": "w2"})["claimed"]
     assert claimed[0]["declaration"]["trigger"] == "1s"
     speak.refused(400, "invalid_request", "POST", PATH, {"node": ""})
+    for rest in ("progress", "release"):
+        nameless = {**held, "lease_id": ""}  # a name alone is not enough: it can be read by all
+        speak.refused(400, "invalid_request", "POST", f"{PATH}/{name}/{rest}", nameless)
     speak.refused(400, "invalid_request", "POST", f"{PATH}/{name}/progress", {"node": "w1"})
     nonsense = {**held, "state": "flying"}
     speak.refused(400, "invalid_request", "POST", f"{PATH}/{name}/progress", nonsense)

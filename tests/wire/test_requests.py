@@ -94,7 +94,6 @@ def test_good_names(speak, name) -> None:
     [
         "x" * 256,
         ".a",
-        "_a",
         "-a",
         ":a",
         "a%20b",
@@ -115,6 +114,16 @@ def test_bad_names(speak, name) -> None:
     speak.refused(404, "topic_not_found", "POST", f"/v0/topics/{name}/diff", {})
     speak.refused(404, "topic_not_found", "POST", f"/v0/topics/{name}/delete", {"before_seq": 1})
     assert speak.ok("DELETE", f"/v0/topics/{name}")["deleted"] is False
+
+
+def test_names_of_the_server_itself(speak) -> None:
+    """Nobody makes or changes what begins with `_`, whether it is there or not."""
+    speak.refused(400, "invalid_request", "PUT", "/v0/topics/_a")
+    speak.refused(400, "invalid_request", "POST", "/v0/topics/_a", RECORD)
+    speak.refused(404, "topic_not_found", "GET", "/v0/topics/_a")
+    speak.refused(404, "topic_not_found", "POST", "/v0/topics/_a/diff", {})
+    speak.refused(403, "forbidden", "POST", "/v0/topics/_a/delete", {"before_seq": 1})
+    speak.refused(403, "forbidden", "DELETE", "/v0/topics/_a")
 
 
 def test_names_are_case_sensitive(speak, topic) -> None:

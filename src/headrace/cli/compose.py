@@ -15,6 +15,7 @@ from headrace.core.limits import heartbeat_ms_min
 from headrace.core.runtime import Runtime
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
+from headrace.lake.cold import cold_lake
 from headrace.server.app import App
 from headrace.server.auth import KeyRing
 from headrace.server.gate import Gate
@@ -79,6 +80,7 @@ class Server(NamedTuple):
 
 def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
     """Every route of every dialect behind one gate, on an engine that need not be ready yet."""
+    engine.core.history = cold_lake(settings)
     metrics = Metrics()
     memory = ResponseMemory(settings.response_memory_bytes_max)
     native = NativeApi(engine, settings, metrics, memory)
@@ -89,7 +91,7 @@ def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
             *native.routes(),
             *queue_routes(engine, metrics, memory),
             *RoutersApi(engine, settings).routes(),
-            *PipelinesApi(engine, settings).routes(),
+            *PipelinesApi(engine, settings, metrics).routes(),
             *SegmentsApi(engine, settings).routes(),
             *live.routes(),
             *probes.routes(),

@@ -16,7 +16,16 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import headrace
-from headrace.cli import data, importing, lake, lake_replay, pipelines, pipelines_run, sql
+from headrace.cli import (
+    data,
+    importing,
+    lake,
+    lake_replay,
+    pipelines,
+    pipelines_project,
+    pipelines_run,
+    sql,
+)
 from headrace.cli.options import Verb, add_settings, print_json, print_table, settings_of
 from headrace.core import config
 from headrace.core.errors import ConfigError, HeadraceError, typed
@@ -66,6 +75,7 @@ VERBS: tuple[Verb, ...] = (
     *importing.VERBS,
     *pipelines.VERBS,
     *pipelines_run.VERBS,
+    *pipelines_project.VERBS,
 )
 
 

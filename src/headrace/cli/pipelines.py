@@ -32,7 +32,7 @@ ERROR_CELL_CHARS = 60
 
 
 @contextlib.contextmanager
-def _client(options: argparse.Namespace) -> Iterator[Client]:
+def client_of(options: argparse.Namespace) -> Iterator[Client]:
     from headrace.client import Client
 
     server = server_of(options)
@@ -57,7 +57,7 @@ def _list_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    with _client(options) as client:
+    with client_of(options) as client:
         found = list(client.pipelines(options.prefix))
     if options.json:
         print_json({"pipelines": _builtins(found)})
@@ -79,7 +79,7 @@ def _name_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(options: argparse.Namespace) -> int:
-    with _client(options) as client:
+    with client_of(options) as client:
         found = client.pipeline(options.name)
     if options.json:
         print_json(_builtins(found))
@@ -137,7 +137,7 @@ def _put_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _put(options: argparse.Namespace) -> int:
     declaration = read_declaration(options.file)
-    with _client(options) as client:
+    with client_of(options) as client:
         put = client.put_pipeline(options.name, declaration)
     if options.json:
         print_json(_builtins(put))
@@ -164,7 +164,7 @@ def read_declaration(path: str) -> dict[str, Any]:
 
 
 def _delete(options: argparse.Namespace) -> int:
-    with _client(options) as client:
+    with client_of(options) as client:
         gone = client.delete_pipeline(options.name)
     if options.json:
         print_json(_builtins(gone))
@@ -174,7 +174,7 @@ def _delete(options: argparse.Namespace) -> int:
 
 
 def _restart(options: argparse.Namespace) -> int:
-    with _client(options) as client:
+    with client_of(options) as client:
         put = client.restart_pipeline(options.name)
     if options.json:
         print_json(_builtins(put))
@@ -212,7 +212,7 @@ def _example(options: argparse.Namespace) -> int:
             print(examples.text(options.name), end="")
         return 0
     events = examples.events(options.name)
-    with _client(options) as client:
+    with client_of(options) as client:
         for topic, drafts in events.items():
             client.append(topic, drafts)
         put = client.put_pipeline(f"example.{options.name}", declaration)

@@ -83,9 +83,11 @@ def _run(options: argparse.Namespace) -> int:
     ) as client:
         client.health()
         _start_logging()
-        stop = _stop_signals()
+        stop = threading.Event()
+        _stop_by_signal(stop)
         with waiting("starting Spark ..."):
             spark = start_spark(options, settings_of_spark(options))
+        _stop_by_signal(stop)  # once more: Spark takes SIGINT for itself when it starts
         if not is_in_process(spark):
             raise ConfigError(
                 "a worker needs the driver of Spark in its own process",
@@ -130,8 +132,8 @@ def _start_logging() -> None:
     logging.getLogger("headrace").setLevel(logging.INFO)
 
 
-def _stop_signals() -> threading.Event:
-    asked = threading.Event()
+def _stop_by_signal(asked: threading.Event) -> None:
+    """Have the first signal set the event, and the second end the process."""
 
     def heard(number: int, _frame: FrameType | None) -> None:
         if asked.is_set():
@@ -140,7 +142,6 @@ def _stop_signals() -> threading.Event:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, heard)
-    return asked
 
 
 VERBS = (Verb(("pipelines", "run"), "run pipelines with Spark, until stopped", _arguments, _run),)

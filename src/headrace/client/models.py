@@ -36,6 +36,7 @@ CONFIG_FIELDS: Final = (
     "leases_durable",
     "retain_until_archived",
     "retain_bytes_max",
+    "cold_reads",
 )
 
 
@@ -353,6 +354,15 @@ class ManifestFile(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class Erasures(msgspec.Struct, frozen=True):
+    """What somebody deleted of a topic with `cold_reads`, also of what it holds no more."""
+
+    since: int  # deletes of seqs from here on are all known
+    below: int  # everything up to here was deleted
+    seqs: str  # base64 of a 64-bit Roaring bitmap in its portable form
+    tags: list[tuple[str, bool, int]]  # tag, whether it is a prefix, up to which seq
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """Where a topic's sealed records lie, all of one instant; see docs/reference/segments.md."""
 
@@ -370,6 +380,8 @@ class Manifest(msgspec.Struct, frozen=True):
     pin_expires_ms: int
     deletes: list[tuple[int, int]] | None = None
     deletes_bitmap: str | None = None
+    directory: str = ""  # the name that the data directory keeps for life
+    erased: Erasures | None = None
 
 
 class Pin(msgspec.Struct, frozen=True):

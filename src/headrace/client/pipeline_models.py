@@ -27,6 +27,7 @@ class PipelineReport(msgspec.Struct, frozen=True, omit_defaults=True):
     rows: int | None = None
     rows_per_s: float | None = None
     lag: int | None = None
+    read: dict[str, int] | None = None
     state_rows: int | None = None
     state_bytes: int | None = None
     watermark: str | None = None

@@ -1,9 +1,9 @@
 """From a declaration to a running Structured Streaming query.
 
-Only this file knows how sources become tables and rows become records.  A query without state that
-appends uses the sink of `format("headrace")` itself.  All others write batch by batch under the
-checkpoint's id: their rows are sorted within each partition first, because a shuffle brings them
-in any order, and a batch that runs again has to be the same batch to be recognised.
+Only this file knows how sources become tables and rows become records.  Rows for a topic are staged
+(`mode=staged` of the sink) under the checkpoint's id and the batch's number: a batch that runs
+again may come to other rows, by the order in which a shuffle brings them or because the SQL was
+changed, and what is seen in the topic is one attempt of it, whole and once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from headrace.core.errors import InvalidRequest
+import msgspec
+
+from headrace.core.errors import DataLost, HeadraceError, InvalidRequest, TopicNotFound
 from headrace.core.units import parse_duration_ms
 from headrace.pipelines.bad_records import COLUMNS, DeadLetters
 from headrace.pipelines.checkpoints import Checkpoint, Marker, fit, path_of
@@ -24,10 +26,11 @@ from headrace.pipelines.declaration import (
     PipelineSource,
 )
 from headrace.pipelines.entry_points import Entry, entry_of
-from headrace.pipelines.plan_check import check_plan, new_session
+from headrace.pipelines.plan_check import check_leaves, check_plan, is_stateful, new_session
 from headrace.pipelines.progress import BAD_PREFIX
 from headrace.pipelines.sql_check import check_sql
 from headrace.pipelines.tables import TableWriter
+from headrace.spark.connection import connect
 from headrace.spark.options import Connection
 
 if TYPE_CHECKING:
@@ -62,23 +65,24 @@ def build(spark: SparkSession, name: str, declaration: Declaration, place: Place
     """Everything short of starting: what Spark refuses is refused here."""
     session = new_session(spark)
     checkpoint = Checkpoint(session, path_of(place.checkpoints, name, declaration.checkpoint))
-    stateful = is_stateful(declaration)
     found = checkpoint.marker()
+    starts = starts_of(declaration, checkpoint.places(), place.connection)
+    result = result_of(session, declaration, place, starts)
+    stateful = declaration.python is not None or is_stateful(result)
     marker, before = fit(found, name, declaration, stateful)
-    result = result_of(session, declaration, place)
     finish = None
     if before is not None and checkpoint.unfinished():
-        old = result_of(new_session(spark), before, place)
-        once = writer_of(old, name, before, place, checkpoint, marker, stateful)
-        finish = once.trigger(availableNow=True).start
+        old = result_of(new_session(spark), before, place, {})
+        # Of all triggers this one ends after the batch that was begun, whatever else there is.
+        finish = writer_of(old, name, before, place, checkpoint, marker).trigger(once=True).start
     writers = [
-        writer_of(result, name, declaration, place, checkpoint, marker, stateful),
-        *dead_letter_writers(session, name, declaration, place, checkpoint, marker),
+        writer_of(result, name, declaration, place, checkpoint, marker),
+        *dead_letter_writers(session, name, declaration, place, checkpoint, marker, starts),
     ]
 
     def start() -> list[StreamingQuery]:
         if found != marker:
-            checkpoint.mark(marker)
+            checkpoint.mark(marker, found)
         started: list[StreamingQuery] = []
         try:
             for writer in writers:
@@ -92,20 +96,45 @@ def build(spark: SparkSession, name: str, declaration: Declaration, place: Place
     return Built(session, start, finish)
 
 
-def is_stateful(declaration: Declaration) -> bool:
-    """Whether Spark keeps something between batches; of a function nobody knows."""
-    if declaration.sql is None:
-        return True
-    return declaration.remembers or check_sql(declaration.sql, list(declaration.tables)).stateful
-
-
 # Reading
 
 
-def result_of(session: SparkSession, declaration: Declaration, place: Place) -> DataFrame:
+def starts_of(
+    declaration: Declaration, places: Mapping[str, int], connection: Connection
+) -> dict[str, int]:
+    """The first seq of each topic for a query that is new, where that is not the earliest.
+
+    All queries of a pipeline begin at one place: where the checkpoint is, or at the latest of now.
+    A topic that is not there yet is an error before anything has been started for it.
+    """
+    found = {topic: seq + 1 for topic, seq in places.items()}
+    with connect(connection, starting=True) as client:
+        for source in declaration.sources:
+            try:
+                head = client.topic(source.topic, touch=False).head_seq
+            except TopicNotFound:
+                raise _missing(source.topic, places) from None
+            if source.start == "latest":
+                found.setdefault(source.topic, head + 1)
+    return found
+
+
+def _missing(topic: str, places: Mapping[str, int]) -> HeadraceError:
+    if topic in places:
+        return DataLost(
+            f"the source {topic!r} was deleted; what came after seq {places[topic]} is lost"
+        )
+    return TopicNotFound(
+        f"the source {topic!r} does not exist", fix="append to it: the pipeline then begins"
+    )
+
+
+def result_of(
+    session: SparkSession, declaration: Declaration, place: Place, starts: Mapping[str, int]
+) -> DataFrame:
     """The rows that the pipeline computes, as a streaming data frame."""
     frames = {
-        source.table: source_frame(session, source, declaration, place.connection)
+        source.table: source_frame(session, source, declaration, place.connection, starts)
         for source in declaration.sources
     }
     if declaration.python is not None:
@@ -115,8 +144,10 @@ def result_of(session: SparkSession, declaration: Declaration, place: Place) -> 
         assert declaration.sql is not None
         for table, source in frames.items():
             source.createOrReplaceTempView(table)
+        check_sql(declaration.sql, list(declaration.tables))
         check_plan(session, declaration.sql)
         frame = session.sql(declaration.sql)
+        check_leaves(frame)
     if not frame.isStreaming:
         raise InvalidRequest(
             "the result does not come from the sources", fix="select from a source"
@@ -133,8 +164,13 @@ def server_options(connection: Connection) -> dict[str, str]:
     return options
 
 
-def source_options(source: PipelineSource, connection: Connection) -> dict[str, str]:
+def source_options(
+    source: PipelineSource, connection: Connection, starts: Mapping[str, int] | None = None
+) -> dict[str, str]:
     options = {**server_options(connection), "startingSeqs": source.start}
+    if starts is not None and source.topic in starts:
+        seqs = {source.topic: starts[source.topic]}
+        options["startingSeqs"] = msgspec.json.encode(seqs).decode()
     # A comma would part two names; a pattern has the server list its topics again and again.
     if "," in source.topic:
         options["subscribePattern"] = re.escape(source.topic)
@@ -148,13 +184,17 @@ def source_options(source: PipelineSource, connection: Connection) -> dict[str, 
 
 
 def source_frame(
-    session: SparkSession, source: PipelineSource, declaration: Declaration, connection: Connection
+    session: SparkSession,
+    source: PipelineSource,
+    declaration: Declaration,
+    connection: Connection,
+    starts: Mapping[str, int],
 ) -> DataFrame:
     """A source as the SQL sees it."""
     from pyspark.sql import functions
 
     skips = source.schema is not None and declaration.on_error != "fail"
-    options = source_options(source, connection)
+    options = source_options(source, connection, starts)
     if skips:
         options["badRecords"] = "null"
     frame = session.readStream.format("headrace").options(**options).load()
@@ -253,30 +293,26 @@ def writer_of(
     place: Place,
     checkpoint: Checkpoint,
     marker: Marker,
-    stateful: bool,
 ) -> DataStreamWriter:
     """The query, but for its trigger."""
-    topic, table = declaration.dest.topic, declaration.dest.table
-    write_id = f"pipeline:{name}:{marker.id}"
+    table = declaration.dest.table
     if table is not None:
         replaces = declaration.output_mode == "complete"
-        target = TableWriter(place.tables, table, f"headrace-{write_id}", replaces=replaces)
+        app_id = f"headrace-pipeline:{name}:{marker.id}"
+        target = TableWriter(place.tables, table, app_id, replaces=replaces)
         writer = result.writeStream.foreachBatch(target.write)
     else:
-        records = records_of(result)
-        options = {**server_options(place.connection), "topic": topic or ""}
-        if declaration.output_mode == "append" and not stateful:
-            writer = records.writeStream.format("headrace").options(**options)
-        else:
-            writer = records.writeStream.foreachBatch(_topic_batches(options, write_id))
+        options = {**server_options(place.connection), "topic": declaration.dest.topic or ""}
+        writer = records_of(result).writeStream.foreachBatch(topic_batches(options, marker.id))
     writer = writer.outputMode(declaration.output_mode).queryName(name)
     return writer.option("checkpointLocation", checkpoint.path)
 
 
-def _topic_batches(options: dict[str, str], write_id: str) -> Callable[[DataFrame, int], None]:
+def topic_batches(options: dict[str, str], write_id: str) -> Callable[[DataFrame, int], None]:
+    """What writes a batch to a topic: all of it, from one attempt, once."""
+
     def write(batch: DataFrame, number: int) -> None:
-        rows = batch.sortWithinPartitions(*batch.columns)
-        writing = rows.write.format("headrace").options(**options)
+        writing = batch.write.format("headrace").options(**options, mode="staged")
         writing.options(writeId=write_id, writeVersion=number).mode("append").save()
 
     return write
@@ -289,6 +325,7 @@ def dead_letter_writers(
     place: Place,
     checkpoint: Checkpoint,
     marker: Marker,
+    starts: Mapping[str, int],
 ) -> Iterator[DataStreamWriter]:
     """A query beside the pipeline's for each source whose bad records are to be copied."""
     if declaration.dead_letter is None:
@@ -296,7 +333,7 @@ def dead_letter_writers(
     for source in declaration.sources:
         if source.schema is None:
             continue
-        options = source_options(source, place.connection)
+        options = source_options(source, place.connection, starts)
         options |= {"badRecords": "null", "columns": COLUMNS}
         frame = session.readStream.format("headrace").options(**options).load()
         producer = f"pipeline-bad:{name}:{marker.id}:{source.table.lower()}"

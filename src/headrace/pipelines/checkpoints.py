@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from headrace.core.clock import SystemRandom
-from headrace.core.errors import CheckpointIncompatible
-from headrace.pipelines.declaration import Declaration, plan_of
+from headrace.core.errors import CheckpointIncompatible, NotReady
+from headrace.pipelines.declaration import Declaration, plan_of, reads_of
+from headrace.spark.reading.offsets import Offset, decode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 MARKER: Final = "headrace.json"
 MARKER_BEFORE: Final = "headrace.json.new"
 ID_BYTES: Final = 8
+# Spark's own directories: what was planned, and what is done.
+OFFSETS: Final = "offsets"
+COMMITS: Final = "commits"
 
 
 class Marker(msgspec.Struct, frozen=True):
@@ -74,8 +78,13 @@ class Checkpoint:
         finally:
             stream.close()
 
-    def mark(self, marker: Marker) -> None:
-        """Write what it is for; a crash leaves the old one or the new one."""
+    def mark(self, marker: Marker, found: Marker | None) -> None:
+        """Write what it is for, instead of what was found; a crash leaves one of the two."""
+        if self.marker() != found:
+            # Ours slept, and another worker has begun: its id is in what it has written.
+            raise NotReady(
+                f"another worker has begun with the checkpoint {self.path}", fix="try again"
+            )
         half = self._at(MARKER_BEFORE)
         stream = self._files.create(half, True)
         try:
@@ -87,8 +96,24 @@ class Checkpoint:
 
     def unfinished(self) -> bool:
         """Whether a batch was planned and not finished."""
-        planned, done = self._newest("offsets"), self._newest("commits")
+        planned, done = self._newest(OFFSETS), self._newest(COMMITS)
         return planned is not None and planned != done
+
+    def places(self) -> dict[str, int]:
+        """Up to which seq each topic is read by the batches that are done.
+
+        Before the first one that is where the query began.
+        """
+        done = self._newest(COMMITS)
+        planned = self._newest(OFFSETS) if done is None else done
+        if planned is None:
+            return {}
+        found: dict[str, int] = {}
+        for offset in offsets_of(self._read(f"{OFFSETS}/{planned}")):
+            places = offset.topics if done is not None else offset.came_from or {}
+            for topic, place in places.items():
+                found[topic] = min(place.seq, found.get(topic, place.seq))
+        return found
 
     def _newest(self, name: str) -> int | None:
         if not self._files.exists(self._at(name)):
@@ -97,27 +122,35 @@ class Checkpoint:
         return max((int(name) for name in names if name.isdigit()), default=None)
 
 
+def offsets_of(text: str) -> list[Offset]:
+    """The offsets of a batch as Spark's log has them: a version, what is about all, then each.
+
+    >>> offsets_of('v1\\n{"batchWatermarkMs":0}\\n{"topics":{"a":{"epoch":1,"seq":5}}}')[0].topics
+    {'a': Place(epoch=1, seq=5)}
+    """
+    lines = text.splitlines()[2:]
+    return [decode(msgspec.json.decode(line)) for line in lines if line.startswith("{")]
+
+
 def fit(
     found: Marker | None, pipeline: str, declaration: Declaration, stateful: bool
 ) -> tuple[Marker, Declaration | None]:
     """The marker to have, and what has to finish its batch first; refuses what does not fit.
 
-    A computation without state may be another one from the next batch on.  A batch that was
-    planned is finished as it was, because a part of it may be written.
+    A computation without state may be another one from any batch on: of a batch that was begun
+    either nothing is written, or all of it will be.  Where it is written to is part of that, so
+    that a batch is finished with the destination that it was begun with.
     """
     if found is None:
         return Marker(SystemRandom().bytes(ID_BYTES).hex(), declaration, stateful), None
     marker = Marker(found.id, declaration, stateful)
     before = found.declaration
-    if plan_of(before) == plan_of(declaration):
-        return marker, None
-    reads = [(s.topic, s.schema) for s in before.sources]
-    same_sources = reads == [(s.topic, s.schema) for s in declaration.sources]
-    if found.stateful or stateful or not same_sources:
+    same_sources = reads_of(before) == reads_of(declaration)
+    if plan_of(before) != plan_of(declaration) and (found.stateful or stateful or not same_sources):
         raise CheckpointIncompatible(
             f"the checkpoint {declaration.checkpoint!r} of {pipeline!r} was made by another "
             "computation, whose state does not fit",
             fix="declare the pipeline with another name as `checkpoint`: it then begins anew, "
             "with what its sources still hold",
         )
-    return marker, before
+    return marker, None if before.dest == declaration.dest else before

@@ -17,6 +17,8 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.limits import (
     native_topic_name_bytes_max,
     pipeline_arguments_bytes_max,
+    pipeline_bytes_max,
+    pipeline_dest_bytes_max,
     pipeline_keys_max,
     pipeline_name_bytes_max,
     pipeline_schema_bytes_max,
@@ -40,7 +42,7 @@ ALIAS_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]{0,99}$"
 ENTRY_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_.-]{0,99}$"
 KEY_PATTERN: Final = r"^(tag|node|data(\.[A-Za-z_][A-Za-z0-9_]*)+)$"
 COLUMN_PATTERN: Final = r"^(ts|data(\.[A-Za-z_][A-Za-z0-9_]*)+)$"
-TOPIC_PATTERN: Final = f"^[A-Za-z0-9][A-Za-z0-9._:-]{{0,{native_topic_name_bytes_max - 1}}}$"
+TOPIC_PATTERN: Final = f"^[A-Za-z0-9][A-Za-z0-9._:-]{{0,{pipeline_dest_bytes_max - 1}}}$"
 _NAME: Final = re.compile(NAME_PATTERN, re.ASCII)
 _ALIAS: Final = re.compile(ALIAS_PATTERN, re.ASCII)
 _ENTRY: Final = re.compile(ENTRY_PATTERN, re.ASCII)
@@ -145,6 +147,11 @@ def plan_of(declaration: Declaration) -> str:
     return hashlib.sha256(_ENCODER.encode(depends)).hexdigest()[:16]
 
 
+def reads_of(declaration: Declaration) -> list[tuple[str, str | None]]:
+    """What a checkpoint without state depends on: topics and how they are read, in order."""
+    return [(source.topic, source.schema) for source in declaration.sources]
+
+
 def check_pipeline_name(name: str) -> None:
     """Refuse a name that no pipeline can have.
 
@@ -180,6 +187,11 @@ def check_declaration(declaration: Declaration) -> None:
             fix="give it a name such as 2: a name, not a path",
         )
     _check_errors(declaration)
+    size = len(declaration.encode())
+    if size > pipeline_bytes_max:
+        raise InvalidRequest(
+            f"the declaration has {size} bytes", fix=f"use at most {pipeline_bytes_max}"
+        )
 
 
 def _check_sources(sources: list[PipelineSource]) -> None:
@@ -290,7 +302,7 @@ def _check_new_topic(field: str, name: str) -> None:
     if _TOPIC.fullmatch(name) is None or name.startswith(("ds:", "s2:")):
         raise InvalidRequest(
             f"{field} is {name[:80]!r}",
-            fix=f"use 1 to {native_topic_name_bytes_max} of A-Z a-z 0-9 . _ : - and begin with a "
+            fix=f"use 1 to {pipeline_dest_bytes_max} of A-Z a-z 0-9 . _ : - and begin with a "
             "letter or a digit",
         )
 

@@ -41,6 +41,7 @@ def report_of(progress: Any, topics: Mapping[str, str]) -> PipelineReport:
         # Spark's word for a batch without rows is NaN.
         rows_per_s=round(rate, RATE_DIGITS) if rate == rate and rate < 1e300 else 0.0,
         lag=sum(lag_of(one.endOffset, one.latestOffset) for one in progress.sources),
+        read=read_of(one.endOffset for one in progress.sources),
         state_rows=sum(one.numRowsTotal for one in state) if state else None,
         state_bytes=sum(one.memoryUsedBytes for one in state) if state else None,
         watermark=(progress.eventTime or {}).get("watermark"),
@@ -63,6 +64,19 @@ def lag_of(end: str | None, latest: str | None) -> int:
         max(place.seq - (read[name].seq if same_epoch(read.get(name), place) else 0), 0)
         for name, place in there.items()
     )
+
+
+def read_of(ends: Iterable[str | None]) -> dict[str, int]:
+    """The last seq of each topic that was read; the least of them where several read a topic.
+
+    >>> read_of(['{"topics":{"a":{"epoch":1,"seq":5}}}', '{"topics":{"a":{"epoch":1,"seq":3}}}'])
+    {'a': 3}
+    """
+    found: dict[str, int] = {}
+    for end in ends:
+        for name, place in _topics(end).items():
+            found[name] = min(place.seq, found.get(name, place.seq))
+    return found
 
 
 def same_epoch(one: _Place | None, other: _Place) -> bool:

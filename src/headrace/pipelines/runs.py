@@ -1,13 +1,15 @@
 """One pipeline on a worker: a thread that starts its query, waits for its end, and tries again.
 
-The thread only ends when it is told to stop; whether it may run at all is the worker's business
-(`worker.py`), which holds the lease.  What there is to say is left in `reports`, for the worker to
-send.
+The thread ends when it is told to stop, and by itself when the time is over for which the worker
+(`worker.py`) knows that it holds the lease: a call that the worker waits for must not keep a query
+running.  What there is to say is left here for the worker to send.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
@@ -15,16 +17,31 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from headrace.client.pipeline_models import ClaimedPipeline, PipelineReport
-from headrace.core.clock import SystemClock
-from headrace.core.errors import CheckpointIncompatible, HeadraceError, InvalidRequest, SqlRefused
+from headrace.core.clock import NS_PER_MS, Clock
+from headrace.core.errors import (
+    CheckpointIncompatible,
+    ConfigError,
+    DataLost,
+    HeadraceError,
+    InvalidRequest,
+    PlanNotDeterministic,
+    RowsRefused,
+    SqlRefused,
+    StagedRowsLost,
+    TopicNotFound,
+    WriteFenced,
+)
 from headrace.pipelines.backoff import LONGEST_MS, pause_ms
 from headrace.pipelines.building import Place, build
 from headrace.pipelines.declaration import Declaration
 from headrace.pipelines.progress import bad_record_in, newest, report_of
+from headrace.spark.sql.failures import explained
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger("headrace.pipelines")
 
 # How often a query is looked at, and a stop is noticed.
 LOOK_SECONDS: Final = 0.25
@@ -36,8 +53,17 @@ SETTLE_SECONDS: Final = 15.0
 REPORTS_MAX: Final = 64
 # Batches are reported at most so often; what came in between is summed up.
 REPORT_EVERY_MS: Final = 1_000
+# A source that is not there costs one request to look for.
+MISSING_MS: Final = 5_000
+# Errors whose cause is what the sources or the checkpoint hold.
+BEGIN_ANEW: Final = (DataLost, PlanNotDeterministic, StagedRowsLost, WriteFenced)
 # Errors that the same declaration meets again: tried now and then, since topics come and go.
-HOPELESS: Final = (CheckpointIncompatible, InvalidRequest, SqlRefused)
+HOPELESS: Final = (
+    CheckpointIncompatible, ConfigError, InvalidRequest, RowsRefused, SqlRefused, *BEGIN_ANEW,
+)  # fmt: skip
+TRIES: Final = 3
+# What Spark says before it says what went wrong.
+_WRAPPED: Final = re.compile(r"Query \[id = [^]]*\] terminated with exception: ")
 
 
 class Run(threading.Thread):
@@ -50,6 +76,8 @@ class Run(threading.Thread):
         declaration: Declaration,
         place: Place,
         starts: threading.Semaphore,
+        until_ms: int,
+        clock: Clock,
     ) -> None:
         super().__init__(name=f"pipeline {claimed.pipeline}", daemon=True)
         self.claimed = claimed
@@ -57,6 +85,8 @@ class Run(threading.Thread):
         self._spark = spark
         self._place = place
         self._starts = starts
+        self._until_ms = until_ms
+        self._clock = clock
         self._ended = threading.Event()  # asked to
         self._at_once = False
         self._lock = threading.Lock()
@@ -74,13 +104,27 @@ class Run(threading.Thread):
         self._at_once = self._at_once or at_once
         self._ended.set()
 
+    def hold(self, until_ms: int) -> None:
+        """It may run until then, by the worker's clock."""
+        self._until_ms = until_ms
+
     @property
     def ending(self) -> bool:
         return self._ended.is_set()
 
+    def _is_over(self) -> bool:
+        """Whether it is to stop."""
+        if not self._ended.is_set() and self._now_ms() > self._until_ms:
+            log.warning("%s: the lease was not renewed in time; stopping", self.claimed.pipeline)
+            self.end(at_once=True)
+        return self._ended.is_set()
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // NS_PER_MS
+
     def next_report(self) -> PipelineReport | None:
         """What is to be said now; changes of state first, then batches as one."""
-        now_ms = SystemClock().monotonic_ns() // 1_000_000
+        now_ms = self._now_ms()
         with self._lock:
             if self._changes:
                 return self._changes.popleft()
@@ -116,12 +160,12 @@ class Run(threading.Thread):
         """Until the query ends by itself, fails or is to be stopped."""
         with contextlib.ExitStack() as at_end:
             with self._starts:
-                if self._ended.is_set():
+                if self._is_over():
                     return
                 built = build(self._spark, self.claimed.pipeline, self._declaration, self._place)
-                if built.finish_first is not None:
-                    self._await([built.finish_first()])
-                if self._ended.is_set():
+                if built.finish_first is not None and not self._is_over():
+                    self._finish(built.finish_first())
+                if self._is_over():
                     return
                 listener, streams = _listener(self), built.session.streams
                 streams.addListener(listener)
@@ -133,18 +177,30 @@ class Run(threading.Thread):
                 self._settle(queries)
             self._await(queries)
 
+    def _finish(self, query: StreamingQuery) -> None:
+        """A batch that was begun with another destination ends with that one."""
+        try:
+            self._await([query])
+        except Exception as error:
+            raise CheckpointIncompatible(
+                "a batch was begun with the destination before, and does not end with it: "
+                f"{in_words(error).message}",
+                fix="declare it with that destination until it runs, or with another name as "
+                "`checkpoint`: it then begins anew, with what its sources still hold",
+            ) from error
+
     def _settle(self, queries: list[StreamingQuery]) -> None:
         """Until the first batch is done, or long enough: the next pipeline's turn to start."""
         for _ in range(int(SETTLE_SECONDS / LOOK_SECONDS)):
             busy = [query for query in queries if query.isActive and query.lastProgress is None]
-            if not busy or self._ended.wait(LOOK_SECONDS):
+            if not busy or self._is_over() or self._ended.wait(LOOK_SECONDS):
                 return
 
     def _await(self, queries: list[StreamingQuery]) -> None:
         """Until all have ended, one has failed, or they are to be stopped."""
         left = list(queries)
         try:
-            while left and not self._ended.is_set():
+            while left and not self._is_over():
                 left = [query for query in left if not _has_ended(query)]
             for query in left:
                 self._let_batch_end(query)
@@ -170,14 +226,16 @@ class Run(threading.Thread):
                 self._batches.append(msgspec.structs.replace(report, state=self._state))
 
     def _failed(self, error: Exception) -> None:
-        from headrace.spark.sql.failures import explained
-
         if self._ended.is_set():
             return
-        said: HeadraceError = explained(error)
+        said = in_words(error)
         self._failures += 1
         hopeless = isinstance(said, HOPELESS)
-        pause = LONGEST_MS if hopeless and self._failures > 3 else pause_ms(self._failures)
+        if isinstance(said, TopicNotFound):
+            pause = MISSING_MS
+        else:
+            hopeless_now = hopeless and self._failures > TRIES
+            pause = LONGEST_MS if hopeless_now else pause_ms(self._failures)
         topic, seq = bad_record_in(str(said))
         self._say(
             PipelineReport(
@@ -199,6 +257,19 @@ class Run(threading.Thread):
                 self._changes.append(before)
             self._changes.append(report)
             self._state = report.state
+
+
+def in_words(error: Exception) -> HeadraceError:
+    """The error of a query, with what to do about it in words of a declaration."""
+    said = explained(error)
+    if not isinstance(said, BEGIN_ANEW):
+        return type(said)(_WRAPPED.sub("", said.message), fix=said.fix, detail=said.detail)
+    # What the connector advises is about options of a query.
+    return type(said)(
+        said.message.partition("; start ")[0],
+        fix="declare the pipeline with another name as `checkpoint`: it then begins anew, with "
+        "what its sources still hold",
+    )
 
 
 def _has_ended(query: StreamingQuery) -> bool:

@@ -21,8 +21,20 @@ if TYPE_CHECKING:
     from sqlglot import exp
     from sqlglot.tokenizer_core import Token
 
-# They call Java methods by name, or name a table or a column by a computed text.
-FUNCTIONS_REFUSED: Final = frozenset({"reflect", "try_reflect", "java_method", "identifier"})
+# They call Java methods by name.
+JAVA_FUNCTIONS: Final = ("reflect", "try_reflect", "java_method")
+# They open files that their options name.
+FILE_FUNCTIONS: Final = (
+    "from_xml",
+    "schema_of_xml",
+    "from_avro",
+    "to_avro",
+    "schema_of_avro",
+    "from_protobuf",
+    "to_protobuf",
+)
+# The last one names a table or a column by a computed text.
+FUNCTIONS_REFUSED: Final = frozenset({*JAVA_FUNCTIONS, *FILE_FUNCTIONS, "identifier"})
 TABLE_FUNCTIONS: Final = frozenset(
     [
         "explode",
@@ -41,6 +53,7 @@ TABLE_FUNCTIONS: Final = frozenset(
 _SAID_MAX: Final = 200
 _DEEPER: Final = frozenset({"(", "[", "CASE"})
 _SHALLOWER: Final = frozenset({")", "]", "END"})
+_PREFIXES: Final = frozenset({"NOT", "!", "-", "+", "~"})
 
 
 class SqlFacts(NamedTuple):
@@ -76,6 +89,25 @@ it, or use one of orders
     return facts
 
 
+def columns_of(sql: str) -> list[str] | None:
+    """What the columns of the result are called, in lower case; None: only Spark would know.
+
+    >>> columns_of("select o.Tag, count(*) as n from orders o group by 1")
+    ['tag', 'n']
+    >>> columns_of("select *, 1 as one from orders"), columns_of("select count(*) from orders")
+    (None, None)
+    """
+    from sqlglot import exp
+
+    found = []
+    for column in _parse(sql).selects:
+        # A star that is told apart from a column by its class, `o.*` by what it has.
+        if not isinstance(column, exp.Alias | exp.Column | exp.Dot) or column.is_star:
+            return None
+        found.append(column.output_name.lower())
+    return found
+
+
 def _parse(sql: str) -> exp.Query:
     try:
         from sqlglot import exp
@@ -99,6 +131,9 @@ def _parse(sql: str) -> exp.Query:
         # To sqlglot `window` only begins a clause; in Spark it is a function as well.
         if token.token_type is TokenType.WINDOW and following.token_type is TokenType.L_PAREN:
             token.token_type = TokenType.VAR
+        # A field may have any name: `data.select`.
+        if token.token_type is TokenType.DOT and following.text.isidentifier():
+            following.token_type = TokenType.VAR
     try:
         statements = [one for one in dialect.parser().parse(tokens, sql) if one is not None]
     except ParseError as error:
@@ -116,14 +151,15 @@ def _parse(sql: str) -> exp.Query:
 
 
 def _check_depth(tokens: list[Token]) -> None:
-    depth = 0
+    depth = prefixes = 0
     for token in tokens:
         text = token.text.upper()
+        prefixes = prefixes + 1 if text in _PREFIXES else 0
         if text in _DEEPER:
             depth += 1
         elif text in _SHALLOWER:
             depth -= 1
-        if depth > pipeline_sql_depth_max:
+        if max(depth, prefixes) > pipeline_sql_depth_max:
             raise _too_deep()
 
 
@@ -148,8 +184,8 @@ def _check_tree(sql: str, statement: exp.Query, declared: set[str]) -> None:
             raise SqlRefused(
                 "the SQL has a parameter", fix="write the value: nothing is put in its place"
             )
-        if isinstance(node, exp.Anonymous) and node.name.lower() in FUNCTIONS_REFUSED:
-            raise SqlRefused(f"{node.name}() is not for pipelines", fix="compute it in SQL")
+        if isinstance(node, exp.Func) and _name_of(node).lower() in FUNCTIONS_REFUSED:
+            raise SqlRefused(f"{_name_of(node)}() is not for pipelines", fix="compute it in SQL")
     for table in _real_tables(statement):
         _check_table(sql, table, declared)
 
@@ -158,7 +194,7 @@ def _check_table(sql: str, table: exp.Table, declared: set[str]) -> None:
     from sqlglot import exp
 
     if isinstance(table.this, exp.Func):
-        name = table.this.name if isinstance(table.this, exp.Anonymous) else table.this.sql_name()
+        name = _name_of(table.this)
         if name.lower() not in TABLE_FUNCTIONS:
             raise SqlRefused(
                 f"{name[:_SAID_MAX]}() is no table of a pipeline", fix="name a declared source"
@@ -183,13 +219,37 @@ def _real_tables(statement: exp.Query) -> Iterator[exp.Table]:
     """Tables that are not parts of the query itself, nor only named by a hint."""
     from sqlglot import exp
 
-    named = {cte.alias.lower() for cte in statement.find_all(exp.CTE)}
     for table in statement.find_all(exp.Table):
-        if table.find_ancestor(exp.Hint) is not None:
-            continue
-        if not table.db and table.name.lower() in named and not isinstance(table.this, exp.Func):
-            continue
-        yield table
+        if table.find_ancestor(exp.Hint) is None and not _is_part(table):
+            yield table
+
+
+def _is_part(table: exp.Table) -> bool:
+    """Whether a table is a `with` of the query, one that is known where the table stands."""
+    from sqlglot import exp
+
+    if table.db or isinstance(table.this, exp.Func):
+        return False
+    name, node = table.name.lower(), table.parent
+    within: exp.CTE | None = None  # the part that the table itself is in
+    while node is not None:
+        if isinstance(node, exp.CTE):
+            within = node
+        elif isinstance(node, exp.Query):
+            for cte in node.ctes:
+                if cte is within:
+                    break  # neither itself nor those that follow it
+                if cte.alias.lower() == name:
+                    return True
+            within = None
+        node = node.parent
+    return False
+
+
+def _name_of(function: exp.Func) -> str:
+    from sqlglot import exp
+
+    return function.name if isinstance(function, exp.Anonymous) else function.sql_name()
 
 
 def _tables_of(statement: exp.Query) -> Iterator[str]:
@@ -215,6 +275,8 @@ def _is_stateful(statement: exp.Query) -> bool:
 
 def _parse_refusal(error: dict[str, object]) -> SqlRefused:
     said = str(error.get("description") or "it does not parse").partition(" but got ")[0]
+    if said.startswith("Required keyword"):  # what follows are names of sqlglot's own classes
+        said = "something is missing here"
     highlight = str(error.get("highlight") or "")
     line, end = error.get("line"), error.get("col")
     if not isinstance(line, int) or not isinstance(end, int):

@@ -10,7 +10,8 @@ and declared again.  Reports go to the capped topic `_pipelines.progress`, one r
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from headrace.core.errors import (
     CheckpointIncompatible,
     PipelineNotFound,
     Throttled,
+    UnsupportedFormat,
 )
 from headrace.core.limits import pipelines_max
 from headrace.core.runtime import Ticket
@@ -26,9 +28,11 @@ from headrace.engine.engine import Engine
 from headrace.engine.queues.answers import Claimed, Extended, Job, parse_lease_id
 from headrace.engine.reading import Page
 from headrace.engine.topic_config import TopicConfig
-from headrace.pipelines.declaration import Declaration, plan_of
+from headrace.pipelines.declaration import Declaration, plan_of, reads_of
 from headrace.pipelines.steps import Line, Steps
-from headrace.storage.block import Batch
+from headrace.storage.block import Batch, Record
+
+T = TypeVar("T")
 
 DECLARATIONS: Final = "_pipelines"
 PROGRESS: Final = "_pipelines.progress"
@@ -36,7 +40,14 @@ PROGRESS_RECORDS_MAX: Final = 10_000
 LEASE_MS: Final = 30_000
 # When a worker is still to give up the version before: how soon the next one is offered again.
 HANDOVER_MS: Final = 500
+# Versions of a pipeline that are kept, because the worker of an earlier one has not stopped yet.
+VERSIONS_MAX: Final = 64
 PAGE_RECORDS: Final = 1_000
+
+WAITING: Final = "waiting"
+STARTING: Final = "starting"
+# Of a pipeline: the first is the server's own word, the others are said by workers.
+STATES: Final = (WAITING, STARTING, "running", "retrying", "failed", "done", "stopped")
 
 _DECLARATIONS_CONFIG: Final = TopicConfig(
     type="queue", durability="fsync", leases_durable=True, lease_ms=LEASE_MS, max_deliveries=0
@@ -65,6 +76,7 @@ class Report(msgspec.Struct, frozen=True):
     rows: int | None = None
     rows_per_s: float | None = None
     lag: int | None = None
+    read: dict[str, int] | None = None
     state_rows: int | None = None
     state_bytes: int | None = None
     watermark: str | None = None
@@ -79,12 +91,17 @@ class Report(msgspec.Struct, frozen=True):
 class Entry:
     """A pipeline: its versions that are still records, and the newest of them."""
 
-    __slots__ = ("kept", "report", "versions")
+    __slots__ = ("kept", "read", "report", "versions")
 
     def __init__(self) -> None:
         self.versions: list[int] = []  # ascending
         self.kept: Kept | None = None
         self.report: Report | None = None
+        self.read: dict[str, int] | None = None  # as it was said last
+
+    def heard(self, report: Report) -> None:
+        self.report = report
+        self.read = report.read or self.read
 
     @property
     def version(self) -> int:
@@ -104,6 +121,14 @@ class Shown(NamedTuple):
     restarts: int
     holder: str | None
     report: Report | None
+    read: dict[str, int] | None
+
+    @property
+    def state(self) -> str:
+        """What is known of it now: without a worker it waits, whatever the last one said."""
+        if self.holder is None:
+            return WAITING
+        return STARTING if self.report is None else self.report.state
 
 
 class Put(NamedTuple):
@@ -156,6 +181,19 @@ class PipelineStore:
     def all(self) -> Ticket[list[Shown]]:
         """All of them, by name."""
         return self._line.run(self._all())
+
+    def now(self) -> list[Shown] | None:
+        """All of them without waiting; None: they are still to be loaded, which begins now."""
+        if self._engine.core.find(DECLARATIONS) is None:
+            return []
+        if not self._loaded:
+            self.all()
+            return None
+        return [
+            self._shown(name, entry)
+            for name, entry in self._entries.items()
+            if entry.declaration is not None
+        ]
 
     def claim(self, node: str, count: int, lease_ms: int | None) -> Ticket[list[Handed]]:
         """Lease pipelines to a worker; none is an answer too."""
@@ -270,13 +308,15 @@ class PipelineStore:
         if deadline is None:
             return Held(False, current, 0)
         if kept and current:
-            report = msgspec.structs.replace(report, ts=self._engine.core.clock.now_ms())
+            report = msgspec.structs.replace(
+                report, ts=self._engine.core.clock.now_ms(), read=_of_sources(entry, report.read)
+            )
             yield self._engine.append(
                 PROGRESS,
                 Batch([msgspec.json.encode(report)], tags=[report.pipeline], nodes=report.node),
                 config=_PROGRESS_CONFIG,
             )
-            entry.report = report
+            entry.heard(report)
         return Held(True, current, deadline)
 
     def _deadline(self, report: Report, lease_id: str) -> int | None:
@@ -299,6 +339,15 @@ class PipelineStore:
     # Records
 
     def _append(self, name: str, kept: Kept) -> Steps[None]:
+        known = self._entries.get(name)
+        if known is not None and len(known.versions) >= VERSIONS_MAX and kept.declaration:
+            yield from self._sweep(name)
+            if len(known.versions) >= VERSIONS_MAX:
+                raise Throttled(
+                    f"{name!r} was changed {VERSIONS_MAX} times, and its worker has not stopped",
+                    fix="try again when it has, or when its lease is over",
+                    detail={"limit": "versions", "max": VERSIONS_MAX},
+                )
         appended = yield self._engine.append(
             DECLARATIONS,
             Batch([msgspec.json.encode(kept)], tags=[name]),
@@ -307,7 +356,7 @@ class PipelineStore:
         entry = self._entries.setdefault(name, Entry())
         entry.versions.append(appended.last_seq)
         entry.kept = kept
-        entry.report = None
+        entry.report = entry.read = None
         yield from self._sweep(name)
 
     def _sweep(self, name: str) -> Steps[None]:
@@ -330,33 +379,36 @@ class PipelineStore:
         if self._loaded:
             return
         entries: dict[str, Entry] = {}
-        for page in (yield from self._pages(DECLARATIONS)):
-            for record in page.records:
-                kept = msgspec.json.decode(record.data, type=Kept)
-                entry = entries.setdefault(kept.pipeline, Entry())
-                entry.versions.append(record.seq)
-                entry.kept = kept
-        for page in (yield from self._pages(PROGRESS)):
-            for record in page.records:
-                report = msgspec.json.decode(record.data, type=Report)
-                found = entries.get(report.pipeline)
-                if found is not None and found.version == report.version:
-                    found.report = report
+
+        def declared(record: Record) -> None:
+            kept = _decoded(record, Kept)
+            entry = entries.setdefault(kept.pipeline, Entry())
+            entry.versions.append(record.seq)
+            entry.kept = kept
+
+        def reported(record: Record) -> None:
+            report = _decoded(record, Report)
+            found = entries.get(report.pipeline)
+            if found is not None and found.version == report.version:
+                found.heard(report)
+
+        yield from self._each(DECLARATIONS, declared)
+        yield from self._each(PROGRESS, reported)
         self._entries = entries
         self._loaded = True
         for name in list(entries):
             yield from self._sweep(name)
 
-    def _pages(self, topic: str) -> Steps[list[Page]]:
-        pages: list[Page] = []
+    def _each(self, topic: str, take: Callable[[Record], None]) -> Steps[None]:
+        """Call `take` with every record of a topic, a page at a time."""
         cursor = 0
         while self._engine.core.find(topic) is not None:
             page: Page = yield self._engine.read(topic, cursor, limit=PAGE_RECORDS)
-            pages.append(page)
+            for record in page.records:
+                take(record)
             if page.caught_up:
                 break
             cursor = page.next_from_seq
-        return pages
 
     def _find(self, name: str) -> Steps[Entry]:
         yield from self._load()
@@ -369,7 +421,9 @@ class PipelineStore:
         kept = entry.kept
         assert kept is not None and kept.declaration is not None
         holder = self._holder(entry.version)
-        return Shown(name, entry.version, kept.declaration, kept.restarts, holder, entry.report)
+        return Shown(
+            name, entry.version, kept.declaration, kept.restarts, holder, entry.report, entry.read
+        )
 
     def _holder(self, seq: int) -> str | None:
         holder = self._engine.queues.holder(DECLARATIONS, seq)
@@ -384,16 +438,32 @@ class PipelineStore:
             )
 
 
+def _decoded(record: Record, kind: type[T]) -> T:
+    """What a record holds; what this version cannot read is named, and not passed over."""
+    try:
+        return msgspec.json.decode(record.data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise UnsupportedFormat(
+            f"record {record.seq} of the pipelines cannot be read: {error}",
+            fix="start the version of headrace that wrote it",
+        ) from None
+
+
+def _of_sources(entry: Entry, read: dict[str, int] | None) -> dict[str, int] | None:
+    """What a worker says to have read, of the topics that it was to read."""
+    if read is None or entry.declaration is None:
+        return None
+    return {s.topic: read[s.topic] for s in entry.declaration.sources if s.topic in read}
+
+
 def _check_change(name: str, before: Kept, after: Declaration, stateful: bool) -> None:
     """Refuse a change that the checkpoint would not survive."""
     old = before.declaration
     assert old is not None
     if old.checkpoint != after.checkpoint or plan_of(old) == plan_of(after):
         return
-    reads = [(s.topic, s.schema) for s in old.sources] != [
-        (s.topic, s.schema) for s in after.sources
-    ]
-    if not (reads or before.stateful or stateful or old.output_mode != after.output_mode):
+    reads = reads_of(old) != reads_of(after)
+    if not (reads or before.stateful or stateful):
         return
     what = "reads other sources" if reads else "keeps another state"
     raise CheckpointIncompatible(

@@ -41,6 +41,8 @@ class TableWriter:
 
         table = self._open()
         if table is not None and _last(table, self._app_id) >= number:
+            # The rows are there; what Spark is to remember of them comes of computing them.
+            batch.write.format("noop").mode("overwrite").save()
             return
         rows = plain(batch)
         for name, value in WRITE_SETTINGS.items():
@@ -80,8 +82,9 @@ class TableWriter:
 
         wanted = Schema.from_arrow(to_arrow_schema(schema, timezone="UTC"))
         if table is None:
+            # Somebody else may have made it meanwhile: then it is that one.
             table = DeltaTable.create(self._path, wanted, mode="ignore", name=self._name)
-        elif [(f.name, f.type) for f in table.schema().fields] != [
+        if [(f.name, f.type) for f in table.schema().fields] != [
             (f.name, f.type) for f in wanted.fields
         ]:
             raise InvalidRequest(

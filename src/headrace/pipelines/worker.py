@@ -2,8 +2,10 @@
 
 The rule this file owns: a query runs only while its lease is known to be held.  A lease is renewed
 every third of its time, and each renewal counts from before it was sent.  A pipeline whose renewal
-has failed for two thirds of the time is stopped, so that it has ended when another worker may begin
-with it.  Whoever is told that there is a newer version stops, and gives back what it had.
+has failed for two thirds of the time stops, by its own clock, so that it has ended when another
+worker may begin with it.  Whoever is told that there is a newer version stops, and gives back what
+it had.  A worker that was asleep for longer than its lease finds that what it did last is not taken
+any more: batches have numbers (`building.py`), and Spark's checkpoint keeps each of them once.
 """
 
 from __future__ import annotations
@@ -52,12 +54,11 @@ class Limits(NamedTuple):
 class Holding:
     """A run, and until when it may run."""
 
-    __slots__ = ("asked_ms", "held_until_ms", "renewed_ms", "run")
+    __slots__ = ("asked_ms", "renewed_ms", "run")
 
-    def __init__(self, run: Run, now_ms: int, lease_ms: int) -> None:
+    def __init__(self, run: Run, now_ms: int) -> None:
         self.run = run
         self.asked_ms = self.renewed_ms = now_ms
-        self.held_until_ms = now_ms + lease_ms
 
 
 class Worker:
@@ -147,11 +148,22 @@ class Worker:
                 f"with --entry {entry.entry}=module:function",
             )
             return
+        if claimed.pipeline in self._held:
+            # The lease of the version before is over, and its query has not ended here.
+            self._give_back(claimed, delay_ms=CLAIM_EVERY_MS)
+            return
         log.info("starting %s, version %d", claimed.pipeline, claimed.version)
         self.started_total += 1
-        run = Run(self._spark, claimed, declaration, self._place, self._starts)
-        self._held[claimed.pipeline] = Holding(run, asked_ms, self._limits.lease_ms)
+        run = Run(
+            self._spark, claimed, declaration, self._place, self._starts,
+            self._until_ms(asked_ms), self._clock,
+        )  # fmt: skip
+        self._held[claimed.pipeline] = Holding(run, asked_ms)
         run.start()
+
+    def _until_ms(self, asked_ms: int) -> int:
+        """Until when a query may run whose lease was asked for then: the rest is for its stop."""
+        return asked_ms + self._limits.lease_ms * 2 // 3
 
     def _refuse(self, claimed: ClaimedPipeline, why: str) -> None:
         """Another worker may have what this one lacks: say so, and give it back for a while."""
@@ -179,10 +191,6 @@ class Worker:
                     break
                 if not self._tell(holding, report, lease_ms if due else None):
                     break
-        if self._now_ms() > holding.held_until_ms - lease_ms // 3:
-            if not run.ending:
-                log.warning("%s: the lease cannot be renewed; stopping", run.claimed.pipeline)
-            run.end(at_once=True)
 
     def _tell(self, holding: Holding, report: PipelineReport | None, lease_ms: int | None) -> bool:
         """Say how it goes, and hold it longer; whether more can be said now."""
@@ -206,7 +214,7 @@ class Worker:
             return False
         if lease_ms is not None:
             holding.renewed_ms = asked_ms
-            holding.held_until_ms = asked_ms + lease_ms
+            run.hold(self._until_ms(asked_ms))
         if not answer.current and not run.ending:
             log.info("%s was changed or deleted; stopping", run.claimed.pipeline)
             run.end(at_once=False)

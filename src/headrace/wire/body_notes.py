@@ -54,7 +54,8 @@ DESCRIPTIONS: Final[dict[str, dict[str, str]]] = {
         "retain_until_archived": "Whether caps and TTL leave what is not archived yet; see "
         "`/v0/topics/{topic}/archived`. Deletes do not wait.",
         "retain_bytes_max": "Most bytes that are held back so; beyond, the oldest go all the same. "
-        "0: no bound.",
+        "0: no bound, which is refused for an ephemeral topic.",
+        "cold_reads": "`lake`: what caps and TTL took is read from the lake, as far as it has it.",
     },
     "ArchivedBody:request": {
         "epoch": "Of the topic, as its state and every read give it.",

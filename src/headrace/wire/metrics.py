@@ -268,7 +268,7 @@ class Metrics:
         batches.sum += records
 
     def read(self, dialect: str, records: int, ns: int, tier: str = "hot") -> None:
-        """A read was answered; `tier` is `cold` when it had to wait for the cold tier."""
+        """A read was answered; `tier` is `cold` or `lake` when it had to wait for one of them."""
         counter = self._reads.get((dialect, tier))
         if counter is None:
             counter = self._reads[dialect, tier] = self._read_records.of(dialect, tier)

@@ -1,7 +1,8 @@
-"""How far archives are behind, as metrics, and what retention took before they were there.
+"""How far archives are behind, as metrics, and what is read from them or was lost before.
 
 Only this file reads watermarks for a scrape.  A topic has a series once it has a watermark, or
-waits for one.
+waits for one.  The watermark itself is shown of those that wait: one that does not move while they
+are behind is an archive that has stopped, and they grow.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ LAG: Final = Described(
     ("topic",),
     "Seqs of a topic that are not archived yet: its head less its watermark.",
 )
+WATERMARK: Final = Described(
+    "headrace_topic_archived_seq",
+    "gauge",
+    ("topic",),
+    "The watermark of a topic that keeps its records until they are archived.",
+)
 
 
 def watch_archives(
@@ -26,11 +33,26 @@ def watch_archives(
 ) -> None:
     """Add the series of archives; `shown` are the topics that have series of their own."""
     core = engine.core
-    registry.block([LAG], lambda: _lines(shown()))
+    registry.block([LAG, WATERMARK], lambda: _lines(shown()))
     registry.gauge(
         "headrace_topics_overtaken",
         "Topics that lost records before these were archived, and whose archive is not past them.",
         lambda: len(core.overtaken) if core.ready else 0,
+    )
+    registry.read_counter(
+        "headrace_lake_reads_total",
+        "Reads of what only the lake has.",
+        lambda: core.lake_reads_total,
+    )
+    registry.read_counter(
+        "headrace_lake_read_records_total",
+        "Records that reads took from the lake.",
+        lambda: core.lake_records_total,
+    )
+    registry.read_counter(
+        "headrace_lake_read_errors_total",
+        "Reads that failed because the lake could not be read.",
+        lambda: core.lake_read_errors_total,
     )
     registry.read_counter(
         "headrace_topics_overtaken_records_total",
@@ -45,3 +67,7 @@ def _lines(topics: Sequence[Topic]) -> Iterator[str]:
         if topic.archived_seq or topic.config.retain_until_archived:
             lag = topic.head - topic.archived_seq
             yield f'{LAG.name}{{topic="{escape(topic.name)}"}} {lag}\n'
+    yield WATERMARK.head
+    for topic in topics:
+        if topic.config.retain_until_archived:
+            yield f'{WATERMARK.name}{{topic="{escape(topic.name)}"}} {topic.archived_seq}\n'

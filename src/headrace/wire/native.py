@@ -87,7 +87,7 @@ class Vocabulary:
         """A config as it is echoed.
 
         >>> len(TOPICS.config(TopicConfig())), len(TOPICS.config(TopicConfig(retain_bytes_max=1)))
-        (17, 19)
+        (17, 20)
         """
         echoed: dict[str, object] = msgspec.structs.asdict(config)
         if not any(echoed[name] for name in SHOWN_WHERE_SET):

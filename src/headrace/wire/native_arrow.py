@@ -101,6 +101,8 @@ def _metadata(page: Page) -> dict[str | bytes, str | bytes]:
         "headrace.lag": str(page.lag),
         "headrace.records_scanned": str(page.scanned),
     }
+    if page.lake:
+        said["headrace.lake_records_read"] = str(page.lake)
     if page.tombstone is not None:
         said["headrace.tombstone"] = _tombstone(page.tombstone)
     return said

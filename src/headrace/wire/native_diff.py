@@ -101,10 +101,13 @@ class DiffApi:
             more = f',"records_scanned":{page.scanned}'
             if page.cold:
                 more += f',"cold_segments_read":{page.cold}'
+            if page.lake:
+                more += f',"lake_records_read":{page.lake}'
             body_bytes = self._object(page, records, timing.close(more))
             exchange.answer(200, body_bytes, JSON, (timing.header,))
         ns = clock.monotonic_ns() - exchange.started_ns
-        self.metrics.read("native", page.count, ns, "cold" if page.cold else "hot")
+        tier = "lake" if page.lake else "cold" if page.cold else "hot"
+        self.metrics.read("native", page.count, ns, tier)
 
     def _answer_arrow(self, exchange: Exchange, page: Page, body: DiffBody) -> None:
         from headrace.wire.native_arrow import encode_page, size_of, when_done

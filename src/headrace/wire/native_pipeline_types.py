@@ -98,6 +98,7 @@ class ReportBody(msgspec.Struct):
     rows: Unsigned | None = None
     rows_per_s: float | None = None
     lag: Unsigned | None = None
+    read: dict[str, Unsigned] | None = None
     state_rows: Unsigned | None = None
     state_bytes: Unsigned | None = None
     watermark: str | None = None
@@ -249,6 +250,7 @@ def report_of(name: str, body: ReportBody) -> Report:
         rows=body.rows,
         rows_per_s=body.rows_per_s,
         lag=body.lag,
+        read=body.read,
         state_rows=body.state_rows,
         state_bytes=body.state_bytes,
         watermark=None if body.watermark is None else body.watermark[:40],

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from headrace.core.errors import Forbidden, InvalidRequest
+from headrace.core.errors import Forbidden, InvalidRequest, Throttled
 from headrace.core.limits import claims_per_request_max, native_topic_name_bytes_max
 from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
@@ -28,6 +28,8 @@ from headrace.pipelines.sql_check import SqlFacts, check_sql
 from headrace.pipelines.store import Handed, Held, PipelineStore, Put, Shown
 from headrace.wire import native_pipeline_types as types
 from headrace.wire.exchange import Exchange, Key
+from headrace.wire.metrics import Metrics
+from headrace.wire.metrics_pipelines import watch_pipelines
 from headrace.wire.native import (
     TOPICS,
     Timing,
@@ -44,7 +46,8 @@ T = TypeVar("T")
 
 # SQL is parsed beside the loop: it may take some ten milliseconds.
 PARSING_LANE: Final = "pipelines"
-WAITING: Final = "waiting"
+# Declarations that wait for that.
+PARSING_MAX: Final = 64
 
 _PUT: Final = msgspec.json.Decoder(types.PipelineBody)
 _CLAIM: Final = msgspec.json.Decoder(types.ClaimPipelinesBody)
@@ -55,10 +58,12 @@ _RELEASE: Final = msgspec.json.Decoder(types.ReleaseBody)
 class PipelinesApi:
     """Pipelines over HTTP; they are called the same in both vocabularies."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, metrics: Metrics) -> None:
         self._engine = engine
         self._settings = settings
         self._store = PipelineStore(engine)
+        self._parsing = 0
+        watch_pipelines(metrics.registry, engine, self._store)
 
     def routes(self) -> list[Route]:
         root = "/v0/pipelines"
@@ -123,15 +128,24 @@ class PipelinesApi:
             }
 
         def keep(stateful: bool) -> None:
-            ticket = self._store.put(name, declaration, stateful)
-            self._answer(exchange, ticket, fields, lambda put: 201 if put.created else 200)
+            def go_on() -> None:
+                ticket = self._store.put(name, declaration, stateful)
+                self._answer(exchange, ticket, fields, lambda put: 201 if put.created else 200)
+
+            self._when_allowed(exchange, go_on)
 
         sql = declaration.sql
         if sql is None:
             keep(stateful=True)  # nobody here knows what a function keeps
             return
 
+        if self._parsing >= PARSING_MAX:
+            raise Throttled(
+                f"{PARSING_MAX} declarations wait to be checked", fix="try again in a moment"
+            )
+
         def checked(facts: object, error: BaseException | None) -> None:
+            self._parsing -= 1
             if exchange.answered:
                 return
             if error is not None:
@@ -141,6 +155,7 @@ class PipelinesApi:
             keep(facts.stateful or declaration.remembers)
 
         tables = list(declaration.tables)
+        self._parsing += 1
         self._engine.runtime.submit(PARSING_LANE, lambda: check_sql(sql, tables), checked)
 
     def get(self, exchange: Exchange) -> None:
@@ -151,7 +166,7 @@ class PipelinesApi:
             return {
                 "pipeline": shown.name,
                 "version": shown.version,
-                "state": _state(shown),
+                "state": shown.state,
                 "worker": shown.holder,
                 "restarts": shown.restarts,
                 "declaration": shown.declaration,
@@ -217,7 +232,7 @@ class PipelinesApi:
                 "this key has prefixes, and pipelines may read any topic",
                 fix="give workers a key without prefixes",
             )
-        self._check_holder(body.node, "")
+        self._check_node(body.node)
         most = check_u64("max", body.max)
         most = min(max(1 if most is None else most, 1), claims_per_request_max)
         ticket = self._store.claim(body.node, most, check_u64("lease_ms", body.lease_ms))
@@ -256,8 +271,13 @@ class PipelinesApi:
     # Shared
 
     def _check_holder(self, node: str, lease_id: str) -> None:
-        """What the queue would say, also where there is no such pipeline."""
-        parse_lease_id(lease_id)
+        """Two workers may have one name: only its lease says which of them holds a pipeline."""
+        if parse_lease_id(lease_id) is None:
+            raise InvalidRequest("lease_id is empty", fix="send the lease_id of a claim")
+        self._check_node(node)
+
+    def _check_node(self, node: str) -> None:
+        """What the queue would say, also where there is no pipeline."""
         length, bytes_max = len(node.encode(errors="replace")), self._settings.node_bytes_max
         if not 1 <= length <= bytes_max:
             raise InvalidRequest(f"node has {length} bytes", fix=f"use 1 to {bytes_max}")
@@ -314,18 +334,12 @@ def _failed(exchange: Exchange, ticket: Ticket[T]) -> bool:
     return False
 
 
-def _state(shown: Shown) -> str:
-    if shown.holder is None:
-        return WAITING
-    return "starting" if shown.report is None else shown.report.state
-
-
 def _listed(shown: Shown) -> dict[str, object]:
     report = shown.report
     return {
         "pipeline": shown.name,
         "version": shown.version,
-        "state": _state(shown),
+        "state": shown.state,
         "worker": shown.holder,
         "sources": [source.topic for source in shown.declaration.sources],
         "dest": shown.declaration.dest,

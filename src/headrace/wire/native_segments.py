@@ -16,7 +16,7 @@ from headrace.core.errors import Forbidden
 from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
-from headrace.engine.manifest import Floors, Manifest, ManifestFile, Manifests
+from headrace.engine.manifest import Erasures, Floors, Manifest, ManifestFile, Manifests
 from headrace.wire.exchange import Exchange
 from headrace.wire.native import BOXES, TOPICS, Timing, Vocabulary, answer_object, encode
 from headrace.wire.native_types import Performance
@@ -40,6 +40,8 @@ class SegmentsAnswer(msgspec.Struct):
     pin_expires_ms: int
     deletes: list[tuple[int, int]] | None
     deletes_bitmap: str | None
+    directory: str
+    erased: Erasures | None
     performance: Performance
 
 

@@ -246,6 +246,10 @@ class Performance(msgspec.Struct):
     ] = msgspec.UNSET
     records_scanned: int | msgspec.UnsetType = msgspec.UNSET
     cold_segments_read: int | msgspec.UnsetType = msgspec.UNSET
+    lake_records_read: Annotated[
+        int | msgspec.UnsetType,
+        Meta(description="Of the records scanned, those that only the lake has; absent: none."),
+    ] = msgspec.UNSET
 
 
 class ErrorBody(msgspec.Struct):

@@ -183,7 +183,7 @@ PIPELINE_DESCRIPTIONS: Final[dict[str, dict[str, str]]] = {
 
 def pipeline_limits(u64: Schema, holder: Schema) -> dict[str, dict[str, Schema | None]]:
     """What the types of bodies do not say."""
-    lease_id: Schema = {"pattern": "^(lease_[0-9a-fA-F]{1,16})?$"}
+    lease_id: Schema = {"pattern": "^lease_[0-9a-fA-F]{1,16}$"}
     held: dict[str, Schema | None] = {"node": holder, "lease_id": lease_id, "version": u64}
     name: Schema = {"pattern": NAME_PATTERN}
     duration: Schema = {"pattern": r"^\s*[0-9]{1,9} ?(ms|s|m|h|d)?\s*$"}

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from headrace.core.errors import SqlRefused
+from headrace.core.errors import Internal, SqlRefused
 from headrace.core.limits import pipeline_sql_bytes_max, pipeline_sql_depth_max
 from headrace.pipelines.sql_check import check_sql
 
@@ -33,8 +33,16 @@ DEPTH = pipeline_sql_depth_max
         ("select seq from orders where tag in (select tag from users)", "orders users", True),
         ("select tag from orders union all select tag from users", "orders users", True),
         ("with big as (select * from orders where seq > 9) select * from big", "orders", False),
+        ("with orders as (select * from orders where seq > 9) select * from orders", "orders",
+         False),
+        ("with a as (select * from orders), b as (select * from a) select * from b", "orders",
+         False),
+        ("with a as (select * from orders) select * from a where seq in (select seq from a)",
+         "orders", True),
         ("select /*+ broadcast(users) */ seq from orders", "orders", False),
         ("select seq from orders |> where seq > 3", "orders", False),
+        ("select data.order, data.user, o.data.select, data.end from orders o", "orders", False),
+        ("select `data`.`the key`, data.`a` from `orders`", "orders", False),
         ("select '; drop table x' from orders -- ; delete", "orders", False),
         ("select " + "(" * DEPTH + "1" + ")" * DEPTH + " from orders", "orders", False),
         ("select " + "case when a then " * DEPTH + "1" + " end" * DEPTH + " from orders", "orders",
@@ -71,14 +79,28 @@ def test_what_is_taken(sql: str, tables: str, stateful: bool) -> None:
         ("select * from parquet.`/etc/passwd`", "column 15: parquet.`/etc/passwd` is not a source"),
         ("select * from default.orders", "is not a source"),
         ("select * from read_files('/x')", r"read_files\(\) is no table"),
+        ("with a as (select * from b), b as (select * from orders) select * from a",
+         "'b' is not a declared"),
+        ("with a as (select * from secret) select * from a, "
+         "(with secret as (select * from orders) select * from secret) x", "'secret' is not"),
+        ("with recursive a as (select 1 n from orders union all select n + 1 from a) "
+         "select * from a", "'a' is not a declared"),
+        ("select * from orders where seq in (with t as (select 1 x) select x from t) "
+         "union all select * from t", "'t' is not a declared"),
+        ("select from_xml('<a/>', 'a INT', map('rowValidationXSDPath', '/x')) from orders",
+         r"from_xml\(\) is not for"),
+        ("select from_protobuf(raw, 'm', '/x') from orders", r"from_protobuf\(\) is not for"),
+        ("select from_avro(raw, '{}', map('avroSchemaUrl', '/x')) from orders", "is not for"),
+        ("select * from python_worker_logs()", "is no table"),
         ("select :x from orders", "has a parameter"),
         ("select ${x} from orders", "has a parameter"),
         ("select " + "(" * (DEPTH + 1) + "1" + ")" * (DEPTH + 1) + " from orders", "too deeply"),
         ("select " + "- " * 900 + "1 from orders", "too deeply"),
         ("select " + "not " * 900 + "a from orders", "too deeply"),
+        ("select " + "~ " * 4_000 + "a from orders", "too deeply"),
         ("select 1 from orders" + " " * pipeline_sql_bytes_max, "bytes"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(sql: str, said: str) -> None:
     with pytest.raises(SqlRefused, match=said) as raised:
         check_sql(sql, SOURCES)
@@ -113,3 +135,9 @@ def test_a_server_starts_without_the_parser_and_without_spark() -> None:
         "assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_server_without_the_parser_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sqlglot", None)
+    with pytest.raises(Internal, match=r"cannot check SQL; pip install 'headrace\[pipelines\]'"):
+        check_sql("select 1 from orders", SOURCES)

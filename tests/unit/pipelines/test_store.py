@@ -8,7 +8,12 @@ import msgspec
 import pytest
 
 from headrace.core.clock import ManualClock, SeededRandom
-from headrace.core.errors import CheckpointIncompatible, PipelineNotFound
+from headrace.core.errors import (
+    CheckpointIncompatible,
+    PipelineNotFound,
+    Throttled,
+    UnsupportedFormat,
+)
 from headrace.core.runtime import StepRuntime
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
@@ -18,6 +23,7 @@ from headrace.pipelines.store import (
     HANDOVER_MS,
     LEASE_MS,
     PROGRESS,
+    VERSIONS_MAX,
     Handed,
     Held,
     PipelineStore,
@@ -195,6 +201,28 @@ def test_a_worker_that_died_holds_its_version_until_the_lease_is_over(
     new = claim(store, "w2")
     assert new is not None and new.shown.declaration == THREE
     assert versions(engine) == [3]
+
+
+def test_versions_that_wait_are_bounded(store: PipelineStore, clock: ManualClock) -> None:
+    store.put("a", ONE, False).result()
+    old = claim(store, "w1")
+    assert old is not None
+    for n in range(VERSIONS_MAX - 1):
+        store.put("a", TWO if n % 2 else THREE, False).result()
+    with pytest.raises(Throttled, match="its worker has not stopped"):
+        store.restart("a").result()
+    assert store.delete("a").result() is True, "what is deleted is deleted"
+    store.release("a", "w1", old.shown.version, old.lease_id, 0).result()
+    clock.advance(HANDOVER_MS)
+    store.put("a", ONE, False).result()
+    assert claim(store, "w1") is not None
+
+
+def test_a_record_that_cannot_be_read_is_named(store: PipelineStore, engine: Engine) -> None:
+    store.put("a", ONE, False).result()
+    engine.append(DECLARATIONS, [b'{"pipeline":"b","declaration":{"later":1}}']).result()
+    with pytest.raises(UnsupportedFormat, match="record 2 of the pipelines cannot be read"):
+        PipelineStore(engine).all().result()
 
 
 def test_deleted_while_it_runs(store: PipelineStore, clock: ManualClock, engine: Engine) -> None:

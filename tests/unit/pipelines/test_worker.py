@@ -6,6 +6,7 @@ told to stop.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ import pytest
 
 from headrace.client.pipeline_models import ClaimedPipeline, PipelineHeld, PipelineReport
 from headrace.core.clock import ManualClock, SeededRandom
-from headrace.core.errors import ConfigError, InvalidRequest, Unreachable
+from headrace.core.errors import ConfigError, DataLost, InvalidRequest, Unreachable
 from headrace.core.runtime import StepRuntime
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
@@ -29,6 +30,7 @@ from headrace.pipelines.declaration import (
 )
 from headrace.pipelines.entry_points import entry_of, load_entries
 from headrace.pipelines.progress import newest
+from headrace.pipelines.runs import Run, in_words
 from headrace.pipelines.store import PipelineStore, Report
 from headrace.pipelines.worker import CLAIM_EVERY_MS, Limits, Worker
 from headrace.spark.options import Connection
@@ -44,13 +46,21 @@ class StandIn:
 
     all: ClassVar[list[StandIn]] = []
 
-    def __init__(self, _spark: Any, claimed: ClaimedPipeline, declared: Any, *_rest: Any) -> None:
+    def __init__(
+        self, _spark: Any, claimed: ClaimedPipeline, declared: Any, _place: Any, _starts: Any,
+        until_ms: int, clock: ManualClock,
+    ) -> None:  # fmt: skip
         self.claimed = claimed
         self.declaration = declared
+        self.until_ms = until_ms
+        self.clock = clock
         self.said: list[PipelineReport] = []
         self.ending = self.at_once = False
         self.stops = True
         StandIn.all.append(self)
+
+    def hold(self, until_ms: int) -> None:
+        self.until_ms = until_ms
 
     def start(self) -> None:
         self.said.append(PipelineReport("running", batch=0))
@@ -59,6 +69,8 @@ class StandIn:
         self.ending, self.at_once = True, self.at_once or at_once
 
     def is_alive(self) -> bool:
+        if not self.ending and self.clock.monotonic_ns() // 1_000_000 > self.until_ms:
+            self.end(at_once=True)
         return not (self.ending and self.stops)
 
     def next_report(self) -> PipelineReport | None:
@@ -201,6 +213,43 @@ def test_a_query_has_stopped_before_another_worker_may_have_it(
     assert one.running == [], "it does not wait for the server to forget it"
 
 
+def test_a_query_knows_by_itself_when_its_lease_is_over(clock: ManualClock) -> None:
+    """Whatever the worker is waiting for meanwhile."""
+    claimed = ClaimedPipeline("a", 1, "lease_1", 0, {})
+    place = Place(Connection("http://x"), "/nowhere", {})
+    starts = threading.Semaphore()
+    run = Run(None, claimed, ONE, place, starts, LEASE_MS, clock)  # type: ignore[arg-type]
+    start_ms = clock.monotonic_ns() // 1_000_000
+    run.hold(start_ms + LEASE_MS)
+    clock.advance(LEASE_MS)
+    assert not run._is_over()
+    run.hold(start_ms + 2 * LEASE_MS)
+    clock.advance(LEASE_MS)
+    assert not run._is_over()
+    clock.advance(1)
+    assert run._is_over() and run.ending and run._at_once
+    run.run()  # without a query, and without Spark
+    assert run.next_report() is None
+
+
+def test_a_worker_does_not_begin_with_what_it_has_not_ended(
+    store: PipelineStore, clock: ManualClock, stand_ins: list[StandIn]
+) -> None:
+    """The lease is over, the query hangs, and the same worker is offered the pipeline again."""
+    store.put("a", ONE, False).result()
+    one = make(store, clock)
+    one.turn()
+    stand_ins[0].stops = False
+    client_of(one).away = True
+    pass_time(clock, LEASE_MS + 1_000, one)
+    client_of(one).away = False
+    pass_time(clock, LEASE_MS, one)
+    assert len(stand_ins) == 1 and stand_ins[0].at_once
+    stand_ins[0].stops = True
+    pass_time(clock, 3_000, one)
+    assert len(stand_ins) == 2 and one.running == ["a"]
+
+
 def test_a_server_that_is_away_for_a_moment_changes_nothing(
     store: PipelineStore, clock: ManualClock, stand_ins: list[StandIn]
 ) -> None:
@@ -301,3 +350,14 @@ def test_pauses_and_sums() -> None:
     assert (both.batch, both.rows, both.lag) == (2, 7, 7)
     assert (both.bad_records, both.bad_topic, both.bad_seq) == (1, "t", 9)
     assert newest([]) is None
+
+
+def test_an_error_is_told_in_words_of_a_declaration() -> None:
+    lost = DataLost("seqs 1 to 9 of topic 't' are lost: cap", fix="start a new query, or set x")
+    said = in_words(RuntimeError(f"Traceback ...\nheadrace.core.errors.DataLost: {lost}"))
+    assert isinstance(said, DataLost)
+    assert str(said).startswith("seqs 1 to 9 of topic 't' are lost: cap; declare the pipeline with")
+    other = in_words(InvalidRequest("a", fix="b"))
+    assert str(other) == "a; b"
+    query = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: no. SQLSTATE: X"
+    assert str(in_words(RuntimeError(query))) == "Spark failed: no."

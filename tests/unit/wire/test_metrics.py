@@ -129,6 +129,9 @@ def test_archives_that_are_behind_and_overtaken(engine: Engine, metrics: Metrics
     samples = parse(metrics)
     assert [key for key in samples if key[0] == lag] == [one(lag, topic="kept")]
     assert samples[one(lag, topic="kept")] == 3
+    mark = "headrace_topic_archived_seq"
+    assert [key for key in samples if key[0] == mark] == [one(mark, topic="kept")]
+    assert samples[one(mark, topic="kept")] == 0
     assert samples[one("headrace_topics_overtaken")] == 0
     engine.append("kept", [4, 5]).result()
     samples = parse(metrics)
@@ -136,7 +139,7 @@ def test_archives_that_are_behind_and_overtaken(engine: Engine, metrics: Metrics
     assert samples[one("headrace_topics_overtaken_records_total")] == 2
     engine.archives.told("kept", epoch, 4).result()
     samples = parse(metrics)
-    assert samples[one(lag, topic="kept")] == 1
+    assert (samples[one(lag, topic="kept")], samples[one(mark, topic="kept")]) == (1, 4)
     assert samples[one("headrace_topics_overtaken")] == 0
     assert samples[one("headrace_topics_overtaken_records_total")] == 2
 

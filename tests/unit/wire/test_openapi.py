@@ -218,7 +218,7 @@ def test_answers_hold_every_field(made: dict[str, Any]) -> None:
     schemas = made["components"]["schemas"]
     config = schemas["TopicConfigAnswer"]
     assert len(config["required"]) == 17
-    later = {"retain_until_archived", "retain_bytes_max"}
+    later = {"retain_until_archived", "retain_bytes_max", "cold_reads"}
     assert set(config["properties"]) - set(config["required"]) == later
     assert set(schemas["DiffAnswer"]["required"]) == set(schemas["DiffAnswer"]["properties"])
     assert "seqs" not in schemas["AppendAnswer"]["required"]

@@ -13,6 +13,8 @@ from headrace.core.errors import HeadraceError
 from headrace.core.runtime import StepRuntime
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
+from headrace.storage.fs import read_file
+from headrace.storage.identity import IDENTITY_PATH, decode_identity
 from headrace.testing.simdisk import SimDisk
 from headrace.wire.exchange import JSON, Exchange, Headers, Key
 from headrace.wire.native_segments import PinAnswer, ReleaseAnswer, SegmentsAnswer, SegmentsApi
@@ -92,6 +94,8 @@ def test_a_manifest_has_the_documented_form(ask: Lab) -> None:
     assert (file.first_seq, file.last_seq, file.row_count) == (1, 2, 2)
     assert made.pin.startswith("pin_") and len(made.pin) == 26
     assert made.pin_expires_ms == ask.engine.core.clock.now_ms() + made.pin_ms
+    kept = read_file(ask.engine.core.fs, IDENTITY_PATH)
+    assert made.directory == decode_identity(kept, IDENTITY_PATH)
 
 
 def test_a_pin_is_renewed_and_given_back(ask: Lab) -> None:
