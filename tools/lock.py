@@ -68,11 +68,15 @@ def main() -> int:
     pins = REQUIREMENTS / ".pins"
     pins.write_text("".join(everything.values()), encoding="utf-8")
     try:
-        server = resolve("--extra", "pipelines", "--constraint", str(pins))
-        spark = resolve("--extra", "pipelines", "--extra", "lake", "--constraint", str(pins))
+        served = ("--extra", "pipelines", "--extra", "cold")
+        server = resolve(*served, "--constraint", str(pins))
+        spark = resolve(*served, "--extra", "lake", "--constraint", str(pins))
     finally:
         pins.unlink()
     assert set(server) < set(spark) < set(everything), "each set is a part of the next"
+    # The next set leaves out what is in this one, which therefore has it for all Pythons of both.
+    server = {package: everything[package] for package in server}
+    spark = {package: everything[package] for package in spark}
 
     write("server", server, {})
     write("spark", spark, server)

@@ -13,9 +13,11 @@ from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.runtime import StepRuntime
 from headrace.core.telemetry import Described
 from headrace.engine.engine import Engine
+from headrace.pipelines.store import PipelineStore
 from headrace.testing.simdisk import SimDisk
 from headrace.wire.metrics import Metrics
 from headrace.wire.metrics_engine import TOPICS_SHOWN_MAX, watch_engine
+from headrace.wire.metrics_pipelines import PIPELINES_SHOWN_MAX, watch_pipelines
 from headrace.wire.metrics_process import watch_process
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operate" / "metrics.md"
@@ -48,8 +50,9 @@ change and only the first {TOPICS_SHOWN_MAX:,} topics have series of their own
 
 GROUPS = {
     "Topics": ("topic", "records", "bytes", "routers", "queue"),
-    "Appends and reads": ("append", "read_records", "read_duration"),
+    "Appends and reads": ("append", "read_records", "read_duration", "lake_read"),
     "Requests": ("http",),
+    "Pipelines": ("pipeline",),
     "Live readers": ("sse", "watch"),
     "Pressure and priorities": ("pressure", "scheduler", "throttle"),
     "The log": ("wal",),
@@ -66,6 +69,13 @@ when they end, and are not in the histogram of durations.
 `headrace_loop_stall_seconds` is how late a timer was that is due every 20 ms: whatever kept the
 loop busy kept every client waiting. A stall shows as its length less at most one tick.
 
+Of pipelines the first {pipelines_shown_max:,} by name have series of their own
+(`headrace_pipeline_metrics_truncated` is 1 then); `headrace_pipelines_by_state` counts all of them.
+Right after a start there are none of these series until a scrape has had them loaded. A pipeline
+has the series that there is something to say of: no batch before the first one, no lag before it
+is known how far its sources were read. The lag is compared with the heads of now, so that it grows
+while nobody reads; batch and rows a second are as they were last reported.
+
 This page is written by `python tools/metrics_page.py`.
 """
 
@@ -77,6 +87,7 @@ def described() -> list[Described]:
     metrics = Metrics()
     watch_engine(metrics, engine)
     watch_process(metrics, runtime, int)
+    watch_pipelines(metrics.registry, engine, PipelineStore(engine))
     engine.abandon()
     return metrics.registry.described()
 
@@ -93,7 +104,7 @@ def page() -> str:
             labels = ", ".join(f"`{label}`" for label in one.labels)
             parts.append(f"| `{one.name}` | {one.kind} | {labels} | {one.help_text} |\n")
     assert not left, f"no group for {[one.name for one in left]}"
-    return "".join(parts) + TAIL
+    return "".join(parts) + TAIL.format(pipelines_shown_max=PIPELINES_SHOWN_MAX)
 
 
 if __name__ == "__main__":

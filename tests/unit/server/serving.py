@@ -129,9 +129,9 @@ def read_response(sock: socket.socket) -> Response:
     line, *lines = head[:-4].split(b"\r\n")
     headers = dict(line.split(b": ", 1) for line in lines)
     length = int(headers.get(b"content-length", b"0"))
-    body = b""
+    body = bytearray()
     while len(body) < length:
         piece = sock.recv(min(1 << 16, length - len(body)))
         assert piece, (head, body)
         body += piece
-    return Response(int(line.split()[1]), headers, body)
+    return Response(int(line.split()[1]), headers, bytes(body))
