@@ -171,8 +171,4 @@ def _discard(table: Table, files: Sequence[DataFile], committing: bool) -> None:
     now = table.fresh()
     if committing and now.compactions == table.compactions:
         return  # nobody else has committed: an answer was lost, and ours may yet arrive
-    kept = {file.path for file in now.files()}
-    store = table.lake.store()
-    for file in files:
-        if file.path not in kept:
-            store.delete(f"{table.name}/{file.path}")
+    now.discard(files)

@@ -7,7 +7,7 @@ and its statistics are those of its rows.  Nothing here knows Delta, Spark or th
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -49,6 +49,19 @@ class DataFile(msgspec.Struct, frozen=True):
 
     def overlaps(self, first: int, last: int) -> bool:
         return self.first_seq <= last and first <= self.last_seq
+
+
+def shared_out(files: Iterable[DataFile], bytes_max: int) -> list[list[DataFile]]:
+    """The files in their order, in groups of no more than so many bytes, or of one file."""
+    groups: list[list[DataFile]] = []
+    size = 0
+    for file in files:
+        if not groups or size + file.size > bytes_max:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += file.size
+    return groups
 
 
 class DayFiles:

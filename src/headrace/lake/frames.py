@@ -32,7 +32,7 @@ from headrace.core.errors import ConfigError, NotFound
 from headrace.lake.accounts import DELETED
 from headrace.lake.columns import VALUE, VARIANT, Values, file_schema
 from headrace.lake.deleted import Deleted, deleted_in, nothing_deleted, without
-from headrace.lake.files import DataFile, read_rows
+from headrace.lake.files import DataFile, read_rows, shared_out
 from headrace.lake.gaps import read_gaps
 from headrace.lake.layout import Identity, Lake, is_table, slug_of
 from headrace.lake.table import Table, delta_errors
@@ -242,7 +242,7 @@ class LakeLife:
 
     def _read_by_tasks(self, files: list[DataFile], schema: StructType) -> DataFrame:
         """Spark itself has no client of object stores; tasks read files as the lake does."""
-        tasks = _tasks_of(files)
+        tasks = [[file.path for file in group] for group in shared_out(files, TASK_BYTES_MAX)]
         packed, lake, table_name = pickle.dumps(tasks), self._lake, self.name
         whole_file, names = file_schema(self._table.value_ddl), schema.names
         types: list[Any] = [whole_file.field(name) for name in names]
@@ -284,19 +284,6 @@ def _rows_of(store: Store, table: str, path: str, names: Sequence[str]) -> Itera
         yield from read_rows(store, table, path, names)
     except FileNotFoundError:
         raise file_gone(f"{store.describe(f'{table}/{path}')} is not there any more") from None
-
-
-def _tasks_of(files: Sequence[DataFile]) -> list[list[str]]:
-    """Files in their order, a few for each task."""
-    tasks: list[list[str]] = []
-    size = 0
-    for file in files:
-        if not tasks or size + file.size > TASK_BYTES_MAX:
-            tasks.append([])
-            size = 0
-        tasks[-1].append(file.path)
-        size += file.size
-    return tasks
 
 
 def _another(table: str, holds: str, topic: str) -> ConfigError:

@@ -19,7 +19,7 @@ from headrace.core.clock import Random, SystemClock, SystemRandom
 from headrace.core.errors import DataLost
 from headrace.lake.crew import Watch, bring
 from headrace.lake.feeding import COLUMNS, Fed, Reading, Target, target_of
-from headrace.lake.files import DataFile, put, read_rows
+from headrace.lake.files import DataFile, put, read_rows, shared_out
 from headrace.lake.layout import Lake, new_batch
 from headrace.lake.table import Table
 from headrace.lake.tasks import Runner
@@ -182,17 +182,9 @@ def parts_of(table: Table, wanted: Wanted, run: str) -> list[TablePart]:
     """The files shared out, in the order of their seqs: the same for the same version."""
     files = [file for file in table.files() if file.overlaps(wanted.first, wanted.last)]
     most = max(PART_BYTES, -(-sum(file.size for file in files) // PARTS_MAX))
-    groups: list[list[DataFile]] = []
-    waiting = 0
-    for file in files:
-        if not groups or waiting + file.size > most:
-            groups.append([])
-            waiting = 0
-        groups[-1].append(file)
-        waiting += file.size
     return [
         TablePart(run, number, table.lake, table.name, group, wanted.first, wanted.last)
-        for number, group in enumerate(groups)
+        for number, group in enumerate(shared_out(files, most))
     ]
 
 

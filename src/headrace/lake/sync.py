@@ -378,11 +378,7 @@ class Sync:
         now = work.table.fresh()
         if committing and now.place == work.table.place:
             return  # nobody else has committed: an answer was lost, and ours may yet arrive
-        kept = {file.path for file in now.files()}
-        store = self._lake.store()
-        for file in files:
-            if file.path not in kept:
-                store.delete(f"{work.table.name}/{file.path}")
+        now.discard(files)
 
 
 def _note(work: _Work, files: list[DataFile], gaps: list[Gap]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -54,6 +54,14 @@ class Table:
     def fresh(self) -> Table:
         """The same table as it is now."""
         return Table(self.lake, self.name)
+
+    def discard(self, files: Iterable[DataFile]) -> None:
+        """Remove those of the files that this version does not name."""
+        kept = {file.path for file in self.files()}
+        store = self.lake.store()
+        for file in files:
+            if file.path not in kept:
+                store.delete(f"{self.name}/{file.path}")
 
     @property
     def version(self) -> int:

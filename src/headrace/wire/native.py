@@ -28,6 +28,7 @@ from headrace.core.limits import (
     reserved_topic_prefixes,
     seq_max,
 )
+from headrace.core.runtime import Ticket
 from headrace.engine.topic_config import (
     EPHEMERAL,
     MEMORY,
@@ -167,6 +168,16 @@ def check_new_name(name: str) -> None:
         )
     if name.startswith(reserved_topic_prefixes):
         raise InvalidRequest(f"{name!r} starts with a reserved prefix", fix="use another name")
+
+
+def failed(exchange: Exchange, ticket: Ticket[T]) -> bool:
+    """Whether there is nothing to answer but an error, which then has been."""
+    if exchange.answered:
+        return True
+    if ticket.error is not None:
+        exchange.fail(ticket.error)
+        return True
+    return False
 
 
 def check_not_own(name: str) -> None:

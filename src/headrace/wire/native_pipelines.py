@@ -37,6 +37,7 @@ from headrace.wire.native import (
     check_u64,
     decode,
     encode,
+    failed,
     query_of,
 )
 from headrace.wire.native_topics import page_size_of, read_cursor, write_cursor
@@ -290,7 +291,7 @@ class PipelinesApi:
             return
 
         def found(ticket: Ticket[list[Shown]]) -> None:
-            if _failed(exchange, ticket):
+            if failed(exchange, ticket):
                 return
             try:
                 for one in ticket.result():
@@ -310,7 +311,7 @@ class PipelinesApi:
         status: Callable[[T], int] = lambda _done: 200,
     ) -> None:
         def answer(ticket: Ticket[T]) -> None:
-            if _failed(exchange, ticket):
+            if failed(exchange, ticket):
                 return
             done = ticket.result()
             try:
@@ -322,16 +323,6 @@ class PipelinesApi:
             answer_object(exchange, status(done), body, timing)
 
         ticket.when_done(answer)
-
-
-def _failed(exchange: Exchange, ticket: Ticket[T]) -> bool:
-    """Whether there is nothing to answer but an error, which then has been."""
-    if exchange.answered:
-        return True
-    if ticket.error is not None:
-        exchange.fail(ticket.error)
-        return True
-    return False
 
 
 def _listed(shown: Shown) -> dict[str, object]:

@@ -7,7 +7,7 @@ names a key has to be allowed for it: its own, its source's and its destination'
 from __future__ import annotations
 
 import re
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 import msgspec
 
@@ -29,13 +29,12 @@ from headrace.wire.native import (
     check_u64,
     decode,
     encode,
+    failed,
     query_of,
 )
 from headrace.wire.native_topics import page_size_of, parse_match, read_cursor, write_cursor
 from headrace.wire.native_types import Performance, Unsigned
 from headrace.wire.routes import ADMIN, DELETE, READ, Route
-
-T = TypeVar("T")
 
 Guarantee = Literal["at_least_once", "exactly_once"]
 
@@ -182,7 +181,7 @@ class RoutersApi:
         )
 
         def answer(ticket: Ticket[RouterSet]) -> None:
-            if _failed(exchange, ticket):
+            if failed(exchange, ticket):
                 return
             put = ticket.result()
             fields = {"router": put.router.router, "created": put.created, **_shown(put.router)}
@@ -196,7 +195,7 @@ class RoutersApi:
         self._check_stored(exchange.key, name)
 
         def answer(ticket: Ticket[RouterInfo]) -> None:
-            if _failed(exchange, ticket):
+            if failed(exchange, ticket):
                 return
             info = ticket.result()
             fields = {"router": info.router, **_shown(info)}
@@ -210,7 +209,7 @@ class RoutersApi:
         self._check_stored(exchange.key, name)
 
         def answer(ticket: Ticket[RouterGone]) -> None:
-            if _failed(exchange, ticket):
+            if failed(exchange, ticket):
                 return
             gone = ticket.result()
             self._answer(exchange, {"router": gone.router, "deleted": gone.deleted})
@@ -329,13 +328,3 @@ def _progress(info: RouterInfo) -> dict[str, object]:
     """How far it is, and whether it waits for its destination."""
     progress: dict[str, object] = {"forwarded_total": info.forwarded_total}
     return {**progress, "blocked": True} if info.blocked else progress
-
-
-def _failed(exchange: Exchange, ticket: Ticket[T]) -> bool:
-    """Whether there is nothing to answer but an error, which then has been."""
-    if exchange.answered:
-        return True
-    if ticket.error is not None:
-        exchange.fail(ticket.error)
-        return True
-    return False

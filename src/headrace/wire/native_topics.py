@@ -7,7 +7,7 @@ in JSON is here.
 from __future__ import annotations
 
 from base64 import b64decode, urlsafe_b64encode
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -32,6 +32,7 @@ from headrace.wire.native import (
     check_u64,
     decode,
     encode,
+    failed,
     flag,
     query_of,
 )
@@ -41,9 +42,6 @@ _DELETE_DECODER: Final = msgspec.json.Decoder(DeleteBody)
 _ARCHIVED_DECODER: Final = msgspec.json.Decoder(ArchivedBody)
 _CURSOR_BYTES_MAX: Final = 4_096
 _U64_DIGITS_MAX: Final = 19
-
-
-T = TypeVar("T")
 
 
 class _Cursor(msgspec.Struct):
@@ -74,7 +72,7 @@ class TopicsApi:
         check_dead_letter(config, exchange.key)
 
         def answer(ticket: Ticket[Put]) -> None:
-            if self._failed(exchange, ticket):
+            if failed(exchange, ticket):
                 return
             put = ticket.result()
             fields = {
@@ -172,7 +170,7 @@ class TopicsApi:
         if_empty = flag(query_of(exchange), "if_empty", False)
 
         def answer(ticket: Ticket[Deleted]) -> None:
-            if self._failed(exchange, ticket):
+            if failed(exchange, ticket):
                 return
             fields = {
                 self._vocabulary.noun: name,
@@ -190,7 +188,7 @@ class TopicsApi:
         assert epoch is not None and to_seq is not None
 
         def answer(ticket: Ticket[ArchivedTo]) -> None:
-            if self._failed(exchange, ticket):
+            if failed(exchange, ticket):
                 return
             now = ticket.result()
             fields = {
@@ -215,7 +213,7 @@ class TopicsApi:
         before_seq = check_u64("before_seq", body.before_seq)
 
         def answer(ticket: Ticket[DeleteResult]) -> None:
-            if self._failed(exchange, ticket):
+            if failed(exchange, ticket):
                 return
             done = ticket.result()
             fields = {
@@ -230,15 +228,6 @@ class TopicsApi:
 
         name = exchange.params[0]
         self._engine.delete(name, before_seq=before_seq, match=match).when_done(answer)
-
-    def _failed(self, exchange: Exchange, ticket: Ticket[T]) -> bool:
-        """Whether there is nothing to answer but an error, which then has been."""
-        if exchange.answered:
-            return True
-        if ticket.error is not None:
-            exchange.fail(ticket.error)
-            return True
-        return False
 
 
 def page_size_of(text: str, settings: Settings) -> int:
