@@ -32,15 +32,21 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 # Spark are in tests/spark.
 SERVED = [case for case in figures.CASES if case.startswith("http_")]
 EMBEDDED = [case for case in figures.CASES if not case.startswith(("http_", "spark_"))]
-# One of each kind: requests, reads, another wire, counting, workers.  The others take minutes.
-SERVED_ALWAYS = {"http_append", "http_diff", "http_h2", "http_budget", "http_queue"}
+# Those that are done in seconds, one of each kind at least.  The others take minutes together.
+ALWAYS = {"append", "single", "fsync", "read", "wal_files", "checkpoint"}
+ALWAYS |= {"http_append", "http_diff", "http_h2", "http_budget", "http_queue"}
+TOGETHER = [[case for case in EMBEDDED if (case in ALWAYS) is always] for always in (True, False)]
 
 
-def served(case: str) -> object:
-    return pytest.param([case], marks=[] if case in SERVED_ALWAYS else [pytest.mark.long])
+def case_of(cases: list[str]) -> object:
+    return pytest.param(cases, marks=[] if ALWAYS.issuperset(cases) else [pytest.mark.long])
 
 
-@pytest.mark.parametrize("cases", [EMBEDDED, *map(served, SERVED)], ids=lambda c: c[-1])
+@pytest.mark.parametrize(
+    "cases",
+    [case_of(cases) for cases in (*TOGETHER, *([case] for case in SERVED))],
+    ids=lambda cases: cases[-1],
+)
 def test_every_figure_is_measured(cases: list[str]) -> None:
     # Not `tmp_path`: that may be in memory, where the page cache cannot be dropped.
     with tempfile.TemporaryDirectory(dir=command.default_parent()) as directory:

@@ -240,13 +240,14 @@ def test_the_pinned_packages_satisfy_the_project() -> None:
         (project["dependencies"], server),
         (extras["spark"], server | spark),
         (extras["lake"], server | spark),
+        (extras["cold"], server),
         (extras["pipelines"], server),
         (extras["test"], server | test),
     ):
         for text in wanted:
             requirement = Requirement(text)
             if requirement.name == "headrace":
-                assert requirement.extras in ({"spark"}, {"lake", "pipelines"})
+                assert requirement.extras in ({"cold", "spark"}, {"lake", "pipelines"})
                 continue
             versions = pinned[canonicalize_name(requirement.name)]
             assert all(requirement.specifier.contains(version) for version in versions), text

@@ -7,7 +7,7 @@ import pytest
 from headrace.testing.crash_points import sweep_for_long
 from headrace.testing.router_sweep import WORKLOADS, RouterExplorer
 
-SEEDS = (1, 2)
+SEEDS = (1,)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

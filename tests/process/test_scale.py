@@ -20,7 +20,7 @@ from headrace.testing.faultfs import Fault, FaultFilesystem, FaultPlan, Hook
 from headrace.testing.simdisk import SimDisk
 
 TOPICS = 10_000
-MINUTES = 40
+MINUTES = 26
 MINUTE_MS = 60_000
 # A quarter of the topics forget, so that a part of every file dies all the time.
 KEPT = 12
