@@ -104,14 +104,17 @@ def append(client: Client, topic: str, count: int) -> None:
     client.append(topic, [{"n": n} for n in range(count)])
 
 
-def test_available_now_resumed_twenty_times(runs: Runs, client: Client, topic: str) -> None:
+@pytest.mark.parametrize("times", [8, pytest.param(20, marks=pytest.mark.long)])
+def test_available_now_resumed_many_times(
+    runs: Runs, client: Client, topic: str, times: int
+) -> None:
     """Records, topics and limits come in between; each seq arrives once."""
     heads = {f"{topic}-a": 0, f"{topic}-b": 0}
     for name in heads:
         client.put_topic(name)
     client.put_topic(f"{topic}.other")
     append(client, f"{topic}.other", 3)
-    for run in range(20):
+    for run in range(times):
         if run == 7:
             heads[f"{topic}-new"] = 0
         for n, name in enumerate(sorted(heads)):
