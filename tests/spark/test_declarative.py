@@ -49,9 +49,9 @@ def declare(client: Client, topic: str) -> dict[str, str]:
     return names
 
 
-def project(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main(["pipelines", "project", *words, "--json"]) == 0, capsys.readouterr().err
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+def project(capfd: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["pipelines", "project", *words, "--json"]) == 0, capfd.readouterr().err
+    found: dict[str, Any] = json.loads(capfd.readouterr().out)
     return found
 
 
@@ -60,7 +60,7 @@ def test_the_command_writes_what_fits(
     client: Client,
     topic: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     client.put_topic(topic)
     names = declare(client, topic)
@@ -69,9 +69,9 @@ def test_the_command_writes_what_fits(
     client.put_pipeline(f"{topic}.tags", updates)
     where = ["--to", str(tmp_path / "p"), "--url", server.url]
     assert main(["pipelines", "project", f"{topic}.tags", *where]) == 1
-    assert "output_mode is update" in capsys.readouterr().err
+    assert "output_mode is update" in capfd.readouterr().err
     assert not (tmp_path / "p").exists()
-    found = project(capsys, *names.values(), f"--to={tmp_path / 'p'}", "--url", server.url)
+    found = project(capfd, *names.values(), f"--to={tmp_path / 'p'}", "--url", server.url)
     kinds = {one["pipeline"]: one["kind"] for one in found["pipelines"]}
     assert kinds == {
         names["counts"]: "streaming_table",
@@ -80,7 +80,7 @@ def test_the_command_writes_what_fits(
     }
     written = {str(path.relative_to(tmp_path / "p")) for path in (tmp_path / "p").rglob("*.*")}
     assert written == set(found["files"]) and found["ran"] is False
-    left_out = project(capsys, "--all", "--replace", *where)["left_out"]
+    left_out = project(capfd, "--all", "--replace", *where)["left_out"]
     assert f"{topic}.tags" in {one["pipeline"] for one in left_out}
     for name in (*names.values(), f"{topic}.tags"):
         client.delete_pipeline(name)
@@ -98,13 +98,13 @@ def test_spark_pipelines_runs_it(
     client: Client,
     topic: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     client.append(topic, [click(number, number * 10) for number in range(18)])
     client.append(topic, [click(3, 30)])
     names = declare(client, topic)
     words = [*names.values(), "--to", str(tmp_path / "p"), "--sinks", "--url", server.url]
-    found = project(capsys, *words, "--run")
+    found = project(capfd, *words, "--run")
     tables = {one["pipeline"]: one["table"] for one in found["pipelines"]}
 
     def rows(kind: str) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def test_spark_pipelines_runs_it(
     assert totals == {"t0": (9, 16), "t1": (10, 17)}
 
     client.append(topic, [click(number, number * 10) for number in range(18, 36)])
-    project(capsys, *words, "--run")
+    project(capfd, *words, "--run")
     minutes = [("12:00", 7), ("12:01", 6), ("12:02", 6), ("12:03", 6)]
     counts = all_records(client, f"{topic}.counts")
     assert sorted((row["minute"], row["clicks"]) for row in counts) == minutes
