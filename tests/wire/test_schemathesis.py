@@ -54,6 +54,7 @@ UNSAYABLE = (
     "source and dest are both",
     "; send true, or a seq from 0 to ",  # a backfill, beyond the head of its source
     "; send a seq that was read from the topic",  # an archive, beyond the head
+    "the past of such a topic cannot be served", "; send retain_bytes_max, the bytes that may wait",
     # Of pipelines: SQL, and how sources, schemas and destinations go together.
     '"code":"sql_refused"', "is no name that SQL takes", "two sources are called",
     "no source has a schema", "of data without a schema", "would read what it writes",
