@@ -20,6 +20,7 @@ from headrace.cli.options import (
     ServerAddress,
     Verb,
     add_server,
+    check_delta,
     print_json,
     print_table,
     server_of,
@@ -75,12 +76,7 @@ def add_lake(parser: argparse.ArgumentParser) -> None:
 
 def lake_of(options: argparse.Namespace) -> Lake:
     """The lake of a verb whose arguments came from `add_lake`."""
-    try:
-        import deltalake  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "what the lake needs is not installed", fix="pip install 'headrace[lake]'"
-        ) from None
+    check_delta()
     from headrace.lake.layout import DIRECTORY, Lake
 
     settings = settings_of(options).settings

@@ -115,3 +115,13 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip())
+
+
+def check_delta(otherwise: str = "") -> None:
+    """Refuse to go on without Delta; `otherwise`: what else would help than installing it."""
+    try:
+        import deltalake  # noqa: F401 - whether it can be
+    except ImportError:
+        raise ConfigError(
+            "what the lake needs is not installed", fix=f"pip install 'headrace[lake]'{otherwise}"
+        ) from None

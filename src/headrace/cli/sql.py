@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.cli.options import Verb, add_server, server_of
+from headrace.cli.options import Verb, add_server, check_delta, server_of
 from headrace.cli.rows import csv_line, print_cells
 from headrace.cli.statements import all_statements
 from headrace.core.errors import ConfigError, Internal, NotFound
@@ -138,13 +138,7 @@ def _lake(options: argparse.Namespace) -> Lake | None:
     place = options.lake or os.environ.get(LAKE_VARIABLE)
     if not place:
         return None
-    try:
-        import deltalake  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "what the lake needs is not installed",
-            fix=f"pip install 'headrace[lake]', or leave out --lake and ${LAKE_VARIABLE}",
-        ) from None
+    check_delta(f", or leave out --lake and ${LAKE_VARIABLE}")
     from headrace.lake.layout import Lake
 
     lake = Lake(place)

@@ -13,6 +13,7 @@ from headrace.lake.columns import NAMES, file_schema
 from headrace.lake.feeding import Fed, Reading, Target, feed_part
 from headrace.lake.files import as_stored
 from headrace.lake.replay import TablePart
+from headrace.lake.tasks import number_of_task, rows_of_jobs
 from headrace.spark.connection import connect
 
 if TYPE_CHECKING:
@@ -81,21 +82,12 @@ class Filter:
         if not parts:
             return []
         packed = tuple(pickle.dumps(part) for part in parts)
-
-        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                numbers: Any = batch.column(0)
-                for at in numbers.to_pylist():
-                    yield from _stored(pickle.loads(packed[at]))
+        read = rows_of_jobs(packed, _stored)
 
         def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            from pyspark import TaskContext
-
             from headrace.spark.writing.whole_input import whole
 
-            context = TaskContext.get()
-            assert context is not None, "Spark calls this in a task"
-            part: TablePart = pickle.loads(packed[context.partitionId()])
+            part: TablePart = pickle.loads(packed[number_of_task()])
             rows = (batch.rename_columns(list(NAMES)) for batch in whole(batches))
             fed = Fed()
             with connect(target.connection) as client:

@@ -67,6 +67,29 @@ def run_on(spark: SparkSession) -> Runner:
     return run
 
 
+def rows_of_jobs(
+    packed: Sequence[bytes], rows_of: Callable[[Any], Iterator[pa.RecordBatch]]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow` over the numbers of pickled jobs: the rows of each."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            numbers: Any = batch.column(0)
+            for at in numbers.to_pylist():
+                yield from rows_of(pickle.loads(packed[at]))
+
+    return read
+
+
+def number_of_task() -> int:
+    """Of the task that calls this: its job, where each job is a partition."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "Spark calls this in a task"
+    return context.partitionId()
+
+
 def answers_of(rows: Sequence[Any], jobs: int) -> list[Any]:
     """The answers in the order of their jobs, once each has been answered once."""
     found: dict[int, Any] = {}

@@ -21,7 +21,15 @@ from headrace.lake.accounts import Gap, add_rows
 from headrace.lake.columns import NAMES, SOURCE, VALUE, VARIANT, file_schema
 from headrace.lake.copying import Copied, CopyJob, copy_part
 from headrace.lake.files import DayFiles, as_stored
-from headrace.lake.tasks import ANSWERS, Failed, answer_rows, answers_of, run_on
+from headrace.lake.tasks import (
+    ANSWERS,
+    Failed,
+    answer_rows,
+    answers_of,
+    number_of_task,
+    rows_of_jobs,
+    run_on,
+)
 from headrace.spark.reading.columns import shape_of
 from headrace.spark.reading.slices import read_part
 
@@ -61,19 +69,10 @@ def _copied(spark: SparkSession, jobs: list[CopyJob]) -> list[Copied | Failed[Co
     if not jobs:
         return []
     packed = tuple(pickle.dumps(job) for job in jobs)
-
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            numbers: Any = batch.column(0)
-            for at in numbers.to_pylist():
-                yield from rows_of(pickle.loads(packed[at]))
+    read = rows_of_jobs(packed, rows_of)
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None, "Spark calls this in a task"
-        at = context.partitionId()
+        at = number_of_task()
         yield answer_rows(at, written(pickle.loads(packed[at]), batches))
 
     frame = spark.range(0, len(jobs), 1, len(jobs)).mapInArrow(cast(Any, read), _READ)
