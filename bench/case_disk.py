@@ -67,7 +67,7 @@ def measure(directory: str, records: int, write: Callable[[Engine], None]) -> di
         engine.runtime.drain()
         os.sync()
         everything = (written_bytes() - before) / payload
-        log = sum(shard.bytes_total for shard in engine.core.shards) / payload
+        log = sum(shard.bytes_total for shard in engine.state.shards) / payload
         segments = engine.checkpointer.files.bytes_total / payload
     rest = max(everything - log - segments, 0.0)
     return {"all": everything, "log": log, "segments": segments, "rest": rest}

@@ -88,7 +88,7 @@ async def stages(directory: str, durability: str, requests: int) -> dict[str, fl
     await engine.put_topic("orders", {"durability": durability})
     marks = Marks()
     marks.put_around(engine._appender, "append", "staging", "staged")
-    shard = engine.core.shards[0]
+    shard = engine.state.shards[0]
     writer, client = connected(server)
     _watcher, heard = await watching(server)
     request = append_request("orders")

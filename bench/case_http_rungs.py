@@ -68,7 +68,7 @@ def hold(server: Served, told: Path, pressure: float, quick: bool) -> None:
 
 
 def beside(server: Served, clients: Clients, crowd: int, quick: bool) -> dict[str, float]:
-    """While so many others append to a topic of their own."""
+    """Deliveries while `crowd` other connections append to a topic of their own."""
     if not crowd:
         return clients.delivered("disk", with_pressure=True)
     enter = QUICK_SECONDS if quick else ENTER_SECONDS

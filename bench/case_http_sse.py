@@ -27,7 +27,7 @@ def run(directory: str, quick: bool) -> dict[str, Measured]:
 
 
 def delivered(server: Served, watchers: int, kind: str, quick: bool) -> dict[str, float]:
-    """One writer, so many watchers of its topic; milliseconds, and CPU per delivery in µs."""
+    """One writer and `watchers` of its topic; milliseconds, and CPU per delivery in µs."""
     appends = 10 if quick else APPENDS
     arguments = {"port": server.port, "topics": ["orders"] * watchers, "kind": kind}
     with Partner("streams:watch", appends=appends, **arguments) as partner:

@@ -17,7 +17,7 @@ from bench.measure import (
     rates,
 )
 from headrace.engine.engine import Engine
-from headrace.engine.reading import Page
+from headrace.engine.reading.page import Page
 
 ROUNDS = 10
 PAGES = 50
@@ -99,7 +99,7 @@ def from_hot(directory: str, size: Size) -> dict[str, Measured]:
     seal(directory, size)
     found: dict[str, Measured] = {}
     with opened(directory) as engine:
-        assert not engine.core.resident_bytes
+        assert not engine.state.totals.resident_bytes
         found["read_hot_cached"] = rate(engine, size, lambda found: found.rows)
         found["read_hot_cached_records"] = rate(engine, size, lambda found: found.records)
     wall, cpu = uncached(directory, directory, size)
@@ -122,7 +122,7 @@ def uncached(directory: str, files: str, size: Size, **settings: object) -> tupl
     wall = cpu = 0.0
     with opened(directory, read_cache_bytes=0, **settings) as engine:
         if "cold_url" in settings:
-            metas = engine.core.catalog.metas()
+            metas = engine.state.catalog.metas()
             assert metas and all(meta.tier == 1 for meta in metas), metas
         for start in size.starts(size.uncached):
             drop_page_cache(files)

@@ -24,8 +24,8 @@ from headrace.client import Client
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.lake.sync import Sync
-    from headrace.lake.table import Table
+    from headrace.lake.tables.table import Table
+    from headrace.lake.writing.sync import Sync
 
 TOPIC = "orders"
 ROWS = 3_000_000
@@ -75,8 +75,8 @@ class _Bench:
     def __init__(
         self, directory: str, url: str, client: Client, session: SparkSession, rows: int
     ) -> None:
-        from headrace.lake.tasks import run_on
-        from headrace.lake.variants import copy_on
+        from headrace.lake.tables.tasks import run_on
+        from headrace.lake.writing.variants import copy_on
         from headrace.spark.options import Connection
 
         self._directory = directory
@@ -88,15 +88,15 @@ class _Bench:
         self._copier = copy_on(session)
 
     def _sync(self, name: str, **how: Any) -> Sync:
-        from headrace.lake.layout import Lake
-        from headrace.lake.sync import Sync
+        from headrace.lake.tables.layout import Lake
+        from headrace.lake.writing.sync import Sync
 
         lake = Lake(f"{self._directory}/{name}")
         return Sync(self._client, self._connection, lake, self._runner, **how)
 
     def _table(self, name: str) -> Table:
-        from headrace.lake.layout import Lake
-        from headrace.lake.table import Table
+        from headrace.lake.tables.layout import Lake
+        from headrace.lake.tables.table import Table
 
         lake = Lake(f"{self._directory}/{name}")
         (table,) = lake.tables()
@@ -126,7 +126,7 @@ class _Bench:
         return [self._rows / one.wall for one in rounds]
 
     def verified(self, rounds: int) -> dict[str, Measured]:
-        from headrace.lake.verify import verify
+        from headrace.lake.writing.verify import verify
 
         def work() -> None:
             found = verify(self._table("lake"), self._runner, self._client, self._connection)
@@ -143,8 +143,8 @@ class _Bench:
 
     def brought_back(self, rounds: int, pid: int) -> dict[str, Measured]:
         """From here, as the commands do it; what the server still seals is part of what it took."""
-        from headrace.lake.importing import import_files
-        from headrace.lake.replay import Wanted, replay
+        from headrace.lake.loading.importing import import_files
+        from headrace.lake.loading.replay import Wanted, replay
 
         lines = sorted(map(str, Path(f"{self._directory}/others/lines").iterdir()))
         how: dict[str, Any] = {"workers": os.cpu_count()}
@@ -168,7 +168,7 @@ class _Bench:
 
     def compacted(self, files: int, rows: int) -> dict[str, Measured]:
         """Many small files, made by cutting the rows of the lake."""
-        from headrace.lake.compact import compact
+        from headrace.lake.writing.compact import compact
 
         table = self._small(files, rows)
         done = took(partial(compact, table, self._runner))
@@ -180,10 +180,10 @@ class _Bench:
         import pyarrow as pa
 
         from headrace.core.clock import SystemRandom
-        from headrace.lake.columns import TS, file_schema
-        from headrace.lake.files import DayFiles, as_stored
-        from headrace.lake.layout import Identity, Lake
-        from headrace.lake.table import create_table
+        from headrace.lake.tables.columns import TS, file_schema
+        from headrace.lake.tables.files import DayFiles, as_stored
+        from headrace.lake.tables.layout import Identity, Lake
+        from headrace.lake.tables.table import create_table
 
         lake = Lake(f"{self._directory}/small")
         identity = Identity("small", 1, 1)

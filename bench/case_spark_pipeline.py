@@ -3,7 +3,7 @@
 The server and the generator share one core, the worker (`headrace pipelines run`) has the other.
 Rounds without a pipeline, beside work that asks nothing of the server, and beside the pipeline
 take turns.  Each result says how far it goes, and the server's clock stamps events and results
-alike: the lag needs nobody who asks meanwhile.
+alike: no reader is needed to see the lag.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.measure import ROOT, Measured, Partner, die_with_parent, percentile
 from bench.served import Round, Served, last_words, serving
 from bench.spark_run import tree_cpu_seconds
 from bench.wires import HOST
-from headrace.client import Client
+from headrace.client import Client, Record
 
 EVENTS, RESULTS, NAME = "events", "events.per-minute", "per-minute"
 DECLARATIONS = "_pipelines"
@@ -184,6 +184,8 @@ class Beside:
 
         def look() -> bool:
             for record in self._client.follow(RESULTS, self._read_to, to_head=True):
+                if not isinstance(record, Record):
+                    raise RuntimeError(f"results are lost: {record}")
                 self._read_to, data = record.seq, record.data
                 self._last_seq = max(self._last_seq, data["last_seq"])
                 found.append(Result(record.ts, data["last_seq"], data["newest_ms"]))

@@ -25,7 +25,7 @@ TOPIC = "orders"
 ROWS = 3_000_000
 ROWS_QUICK = 20_000
 ROUNDS = 4
-RANGE_PART = 100  # one of so many rows
+RANGE_PART = 100  # a range has one of this many rows
 
 Query = Callable[[], "DataFrame"]
 

@@ -60,11 +60,11 @@ async def with_loop(directory: str, shards: int, appends: int, bare_syncs: int) 
 
     await all_writers(min(WARM_UP, appends))
     bare_us = [bare.sync_us() for _ in range(bare_syncs)]
-    syncs = sum(shard.syncs_total for shard in engine.core.shards)
+    syncs = sum(shard.syncs_total for shard in engine.state.shards)
     starts = time.process_time(), time.perf_counter()
     latencies = await all_writers(appends)
     spent = time.process_time() - starts[0], time.perf_counter() - starts[1]
-    syncs = sum(shard.syncs_total for shard in engine.core.shards) - syncs
+    syncs = sum(shard.syncs_total for shard in engine.state.shards) - syncs
     bare_us += [bare.sync_us() for _ in range(bare_syncs)]
     bare.close()
     engine.abandon()

@@ -48,6 +48,15 @@ def _writer_goal() -> Goal:
     return Goal(True, bound, "<= without x 1 + 3")
 
 
+def _appends(name: str, about: str, cpu: Goal | None) -> list[Figure]:
+    of = f"1 x 256 B, 64 connections, topics in turn, {about}"
+    return _case(
+        "http_appends",
+        (f"http_appends_{name}_cpu", "µs", f"{of}: server CPU a request", cpu),
+        (f"http_appends_{name}_rate", "requests/s", f"{of}: wall clock", None),
+    )
+
+
 _SINGLE = "1 x 256 B, 64 connections"
 _ONE = "1 x 256 B, 1 connection"
 
@@ -60,6 +69,12 @@ HTTP_FIGURES: tuple[Figure, ...] = (
         "http_append",
         ("http_append_generator_cpu", "µs", "the generator's own CPU a request, disk", None),
     ),
+    *_appends("disk", "to 100 topics, class disk", at_most(20)),
+    *_appends("fsync", "to 100 topics, class fsync", at_most(30)),
+    *_appends("many", "to 10,000 topics", None),
+    *_appends("mixed", "of 40 to 4,000 B", None),
+    *_appends("key", "with a key", None),
+    *_appends("producer", "with Producer-Seq", None),
     *_bulk("http_batch", "http_batch_100", "records", "100 x 150 B as JSON", at_least(600_000)),
     *_bulk("http_batch", "http_batch_1000", "records", "1,000 x 150 B", at_least(1_000_000)),
     *_bulk("http_diff", "http_diff_1000", "records", "1,000 x 150 B as JSON", at_least(700_000)),

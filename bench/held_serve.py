@@ -18,7 +18,7 @@ def hold(source: Path) -> None:
     """At every look, take what the file says now."""
 
     def look(governor: Governor, load: Load, now_ms: int) -> float:
-        governor.be_under(float(source.read_text()), now_ms)
+        governor.set_pressure(float(source.read_text()), now_ms)
         return governor.pressure
 
     setattr(Governor, "look", look)  # noqa: B010

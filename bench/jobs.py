@@ -33,7 +33,7 @@ CLAIM = 8
 def one_round(
     plan: dict[str, Any], port: int, pids: list[int], jobs: int, workers: int = WORKER_COUNT
 ) -> dict[str, float]:
-    """So many jobs produced, claimed, acknowledged; rates, and microseconds a job."""
+    """Jobs produced, claimed and acknowledged; rates, and microseconds a job."""
     given = dict(plan)
     name = given.pop("jobs")
     work = Work(jobs, BATCH, CLAIM)

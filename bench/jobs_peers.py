@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from bench.jobs_wires import JobWire, Work
+from bench.jobs_wires import JobWire, ProducerWire, Work, WorkerWire
 from bench.wires import BadAnswer, document
 from bench.wires_peers import Nats, command
 
@@ -23,7 +23,7 @@ CONSUMER = "workers"
 # A claim of an empty queue waits for so long, in both.
 BLOCK_MS = 1_000
 REDIS_ID = re.compile(rb"\r\n(\d+-\d+)\r\n")
-# An array of one pair: the stream's name, and an array of so many jobs.
+# An array of one pair: the stream's name, and an array of jobs whose length is counted.
 REDIS_COUNT = re.compile(rb"\*1\r\n\*2\r\n\$\d+\r\n[^\r]+\r\n\*(\d+)\r\n")
 NOTHING = b"*-1\r\n"
 LEASE_NS = 60_000_000_000
@@ -47,20 +47,15 @@ class RedisWire(JobWire):
         raise NotImplementedError
 
 
-class RedisProduce(RedisWire):
+class RedisProduce(ProducerWire, RedisWire):
     """A batch of XADD in one pipeline."""
 
     def __init__(self, port: int, work: Work, topic: str) -> None:
-        self.request = b"".join(
+        request = b"".join(
             command(b"XADD", topic.encode(), b"*", b"data", document(number=n))
             for n in range(work.batch)
         )
-        self.work = work
-        super().__init__(port)
-
-    def begin(self) -> None:
-        if self.work.next_batch():
-            self.socket.sendall(self.request)
+        super().__init__(port, work, request)
 
     def answered(self, data: bytes) -> bool:
         if data.count(b"\r\n") < 2 * self.work.batch or not data.endswith(b"\r\n"):
@@ -71,23 +66,16 @@ class RedisProduce(RedisWire):
         return True
 
 
-class RedisClaim(RedisWire):
+class RedisClaim(WorkerWire, RedisWire):
     """A consumer of a group."""
 
     def __init__(self, port: int, work: Work, topic: str, number: int) -> None:
         self.topic = topic.encode()
-        self.request = command(
+        request = command(
             b"XREADGROUP", b"GROUP", GROUP, b"worker-%d" % number, b"COUNT", b"%d" % work.claim,
             b"BLOCK", b"%d" % BLOCK_MS, b"STREAMS", self.topic, b">",
         )  # fmt: skip
-        self.work = work
-        self.holding = 0
-        self.at = 0.0
-        super().__init__(port)
-
-    def begin(self) -> None:
-        self.at = time.perf_counter()
-        self.socket.sendall(self.request)
+        super().__init__(port, work, request)
 
     def answered(self, data: bytes) -> bool:
         if self.holding:

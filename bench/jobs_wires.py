@@ -62,6 +62,34 @@ class JobWire(Wire):
         raise NotImplementedError
 
 
+class ProducerWire(JobWire):
+    """Sends the same request for each batch."""
+
+    def __init__(self, port: int, work: Work, request: bytes) -> None:
+        self.work = work
+        self.request = request
+        super().__init__(port)
+
+    def begin(self) -> None:
+        if self.work.next_batch():
+            self.socket.sendall(self.request)
+
+
+class WorkerWire(JobWire):
+    """Sends the same request for each claim, and counts what it holds."""
+
+    def __init__(self, port: int, work: Work, request: bytes) -> None:
+        self.work = work
+        self.request = request
+        self.holding = 0
+        self.at = 0.0
+        super().__init__(port)
+
+    def begin(self) -> None:
+        self.at = time.perf_counter()
+        self.socket.sendall(self.request)
+
+
 class HttpWire(JobWire):
     """HTTP/1.1 without pipelining, every answer as a whole."""
 
@@ -83,41 +111,29 @@ class HttpWire(JobWire):
         raise NotImplementedError
 
 
-class Produce(HttpWire):
+class Produce(ProducerWire, HttpWire):
     """Appends of a batch."""
 
     def __init__(self, port: int, work: Work, topic: str) -> None:
         records = b",".join(b'{"data":%b}' % document(number=n) for n in range(work.batch))
         path = f"/v0/topics/{topic}?return_seqs=false"
-        self.request = http_request("POST", path, b'{"records":[%b]}' % records, JSON_HEADERS)
-        self.work = work
-        super().__init__(port)
-
-    def begin(self) -> None:
-        if self.work.next_batch():
-            self.socket.sendall(self.request)
+        request = http_request("POST", path, b'{"records":[%b]}' % records, JSON_HEADERS)
+        super().__init__(port, work, request)
 
     def answered(self, body: bytes) -> None:
         self.begin()
 
 
-class Claim(HttpWire):
+class Claim(WorkerWire, HttpWire):
     """Claims, and acknowledges by lease ids what it got."""
 
     def __init__(self, port: int, work: Work, topic: str, number: int) -> None:
         self.node = b'"node":"worker-%d"' % number
         body = b'{%b,"max":%d,"lease_ms":60000}' % (self.node, work.claim)
-        self.request = http_request("POST", f"/v0/topics/{topic}/claim", body, JSON_HEADERS)
+        request = http_request("POST", f"/v0/topics/{topic}/claim", body, JSON_HEADERS)
         head = http_request("POST", f"/v0/topics/{topic}/ack", b"", JSON_HEADERS)
         self.ack_head = head.replace(b"Content-Length: 0", b"Content-Length: %d")
-        self.work = work
-        self.holding = 0
-        self.at = 0.0
-        super().__init__(port)
-
-    def begin(self) -> None:
-        self.at = time.perf_counter()
-        self.socket.sendall(self.request)
+        super().__init__(port, work, request)
 
     def answered(self, body: bytes) -> None:
         now = time.perf_counter()

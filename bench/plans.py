@@ -39,6 +39,7 @@ REQUESTS: dict[str, Any] = {
 }
 # Everything else.
 WIRES: dict[str, Any] = {
+    "appends": wires.HttpAppends,
     "h2_append": wires_streams.Http2Append,
     "ws_publish": wires_streams.WebSocketPublish,
     "redis_xadd": wires_peers.RedisAppend,

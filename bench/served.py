@@ -79,10 +79,14 @@ class Served:
                 return int(line.split()[1])
         raise LookupError(field)
 
-    def call(self, method: str, path: str, document: Any = None, accept: str = "") -> Any:
+    def call(
+        self, method: str, path: str, document: Any = None, accept: str = "", key: str = ""
+    ) -> Any:
         """One HTTP request; the JSON of its answer, or its text."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=READY_SECONDS)
         headers = {"Accept": accept} if accept else {}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         if document is not None:
             headers["Content-Type"] = "application/json"
         try:

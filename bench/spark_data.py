@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.api.segments import Manifest
 from headrace.client import Client
-from headrace.client.models import Manifest
 
 RECORD_BYTES = 142
 APPEND_ROWS = 10_000

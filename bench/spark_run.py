@@ -1,7 +1,7 @@
 """A Spark session of a case, and what a query of it took: wall clock, and CPU of all its processes.
 
 Spark is this process, a Java process and Python workers that come and go, so CPU is that of the
-whole tree: a worker that has ended is counted by whoever waited for it.
+whole tree: a worker that has ended is counted by the process that waited for it.
 """
 
 from __future__ import annotations

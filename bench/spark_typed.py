@@ -19,7 +19,7 @@ from bench.spark_run import Took, took
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.lake.table import Table
+    from headrace.lake.tables.table import Table
     from headrace.spark.options import Connection
 
 ROUNDS = 9
@@ -34,14 +34,14 @@ def typed_aggregate(
     session: SparkSession, connection: Connection, table: Table, copy: str, rows: int, quick: bool
 ) -> dict[str, Measured]:
     """Figures of a table with four declared fields; `copy` is where the plain one goes."""
-    from headrace.lake.frames import LakeHistory
+    from headrace.lake.sql.frames import LakeArchiveTables
     from headrace.spark.sql.tables import Tables
 
     topic, fields = table.identity.topic, table.value_ddl
     root = table.lake.uri(table.name)
     paths = [f"{root}/{file.path}" for file in table.files()]
     schema = f"seq BIGINT, value STRUCT<{fields}>"
-    tables = Tables(session, connection, LakeHistory(session, table.lake))
+    tables = Tables(session, connection, LakeArchiveTables(session, table.lake))
 
     def ours() -> list[object]:
         with tables.query(STATEMENT.format(prefix="value.", table=f"`{topic}`")) as answer:

@@ -99,7 +99,7 @@ def subscribed(port: int, topic: str) -> socket.socket:
 
 
 class Deliveries:
-    """Reads all watchers until each has had so many records."""
+    """Reads all watchers until each has had `expected` records."""
 
     def __init__(self, connections: list[socket.socket], expected: int) -> None:
         self.latencies = array("d")

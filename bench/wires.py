@@ -102,6 +102,49 @@ class Http(Wire):
         return self.missing == 0
 
 
+class HttpAppends(Http):
+    """Appends to topics in turn, each with the length, the key and the producer it is to have."""
+
+    _connections = 0
+
+    def __init__(
+        self,
+        port: int,
+        topics: int,
+        sizes: list[int] | None = None,
+        key: str = "",
+        producer: bool = False,
+    ) -> None:
+        headers = {**JSON_HEADERS, **({"Authorization": f"Bearer {key}"} if key else {})}
+        self._number = HttpAppends._connections
+        HttpAppends._connections += 1
+        self._topics = topics
+        self._turn = self._number * 7
+        self._producer = producer
+        self._sent = 0
+        bodies = [append_body(1, size) for size in sizes or [DATA_BYTES]]
+        self._tails = [_after_line(body, headers) for body in bodies]
+        super().__init__(port, b"")
+
+    def send_next(self) -> None:
+        self._turn += 1
+        tail = self._tails[self._turn % len(self._tails)]
+        name = f"t{self._turn % self._topics}"
+        line = f"POST /v0/topics/{name} HTTP/1.1\r\n"
+        if self._producer:
+            # A producer of one topic counts its own appends.
+            sequence = self._sent // self._topics
+            line += f"Producer-Id: p{self._number}\r\nProducer-Epoch: 0\r\n"
+            line += f"Producer-Seq: {sequence}\r\n"
+            self._sent += 1
+        self.socket.sendall(line.encode() + tail)
+
+
+def _after_line(body: bytes, headers: dict[str, str]) -> bytes:
+    """A request without its first line."""
+    return http_request("POST", "/", body, headers).partition(b"\r\n")[2]
+
+
 def http_request(method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", f"Host: {HOST}", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]

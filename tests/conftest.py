@@ -1,13 +1,19 @@
-"""What every test shares: deterministic property tests and the budget of a long sweep."""
+"""What every test shares: deterministic property tests, servers that start at once, and the budget
+of a long sweep."""
 
 from __future__ import annotations
 
 import math
 import os
-from typing import NamedTuple
 
 import hypothesis
 import pytest
+
+from headrace.testing.process import ServerProcess
+from tests.support.sweeps import BUDGET_FRACTION, Sweep
+from tests.support.warm_processes import WarmPopen
+
+ServerProcess.popen = WarmPopen
 
 # The same examples on every run of one commit's suite; a failure prints how to repeat it.  No time
 # limit for an example: the machine that runs the suite may be busy.
@@ -15,16 +21,6 @@ hypothesis.settings.register_profile(
     "suite", derandomize=True, deadline=None, database=None, print_blob=True
 )
 hypothesis.settings.load_profile("suite")
-
-# The part of the budget that sweeps may spend; the rest is for starting and finishing.
-BUDGET_FRACTION = 0.9
-
-
-class Sweep(NamedTuple):
-    """What one long test may spend, and where its randomness starts."""
-
-    seconds: float
-    seed: int
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """What `./run test` runs: lint, format, types, then every test and every documented example.
 
-Quiet unless something fails.  What runs Spark comes last and in one process, because a session
-takes 10 s to start and 1 GB; everything else is spread over the cores.  The long sweeps get their
-seed from the commit, so that each commit explores other states and each failure can be repeated.
+Quiet unless something fails.  What runs Spark shares one session, which takes 10 s to start and
+1 GB, and so runs in one process, beside the workers that share everything else.  The long sweeps
+get their seed from the commit, so that each commit explores other states and each failure can be
+repeated.
 """
 
 from __future__ import annotations
@@ -12,18 +13,33 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from tests import changed, timing  # noqa: E402 - the checkout is on the path only now
+
 WORKERS_MAX = 8
+CHANGED_SECONDS = 60.0
+SWEEP_MINUTES = 15.0
 PYTEST_NOTHING_COLLECTED = 5
 # What runs Spark: these share one session.
 SPARK = ("tests/spark", "src/headrace/spark", "docs/guides/spark.md")
 DOCTESTS = ("--doctest-modules", "--doctest-glob=*.md")
+EVERYTHING = ("tests", "src/headrace", "README.md", "docs")
+DEFAULT = "not long and not slow"
+# What mypy checks, by pyproject.toml.
+TYPED = ("src/", "bench/", "tools/", "tests/harness/", "tests/support/")
 
 EPILOG = """\
 Other arguments go to pytest, and then only pytest runs: ./run test tests/unit/core -k clock -x
+
+--changed compares with where this branch left `main`, new files included, and runs lint, format
+and types of what changed, the tidy rules, and then the tests that import it, directly or through
+other modules: the nearest first, about a minute of them.  It says how many it left out; those are
+for ./run test.
 """
 
 
@@ -32,60 +48,120 @@ def main() -> int:
         prog="./run test",
         description="Lint, format, types, tests and documented examples.",
         epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--long", action="store_true", help="only the sweeps marked `long`")
-    parser.add_argument("--minutes", type=float, default=15.0, help="what --long may spend (15)")
-    parser.add_argument("--mutants", action="store_true", help="each seeded bug must be noticed")
+    parser.add_argument("--changed", action="store_true", help="what the change can break")
+    parser.add_argument(
+        "--long", action="store_true", help="only the tests marked `slow`, then the `long` sweeps"
+    )
+    parser.add_argument(
+        "--minutes", type=float, help="what the sweeps (15) or the seeded bugs (all) may spend"
+    )
+    parser.add_argument(
+        "--mutants",
+        action="store_true",
+        help="each seeded bug must be noticed; with --changed, those of what changed",
+    )
+    parser.add_argument(
+        "--times", action="store_true", help="measure, and rewrite docs/internals/test-times.md"
+    )
     options, rest = parser.parse_known_args()
     os.chdir(ROOT)
     # A developer's own settings must not change what a test sees.
     for variable in [v for v in os.environ if v.startswith("HEADRACE_")]:
         if not variable.startswith("HEADRACE_TEST_"):
             del os.environ[variable]
+    # Thousands of processes start here: each would compile all that it imports.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if options.mutants:
+        rest += ["--changed"] * options.changed
+        if options.minutes is not None:
+            rest += ["--minutes", f"{options.minutes:g}"]
         return run_mutants(rest)
     if options.long:
-        return run_long(options.minutes, rest)
+        return run_long(SWEEP_MINUTES if options.minutes is None else options.minutes, rest)
+    if options.changed:
+        return run_changed(rest)
+    if options.times:
+        return run_times()
     return run_all(rest)
 
 
 def run_all(rest: list[str]) -> int:
     if rest:
-        return pytest(["-q", "-m", "not long", *rest])
+        return pytest(["-q", "-m", DEFAULT, *rest])
     started = time.monotonic()
-    checks = (
-        ("ruff check", ["ruff", "check", "--quiet", "."]),
-        ("ruff format", ["ruff", "format", "--quiet", "--check", "."]),
-        ("mypy", ["mypy", "--no-error-summary"]),
+    failed = failed_checks(["."], [])
+    failed += run_suite(DEFAULT, [])
+    return verdict(failed, started)
+
+
+def run_suite(mark: str, more: list[str]) -> list[str]:
+    """Run the tests with this mark, those of Spark beside the others; what failed."""
+    quiet = ["-q", "-m", mark, *DOCTESTS, *more]
+    with tempfile.TemporaryFile() as said:
+        spark = subprocess.Popen(
+            pytest_command([*quiet, "-p", "no:xdist", *only_spark()]),
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            others = pytest([*quiet, *workers(), *EVERYTHING, *without_spark()])
+            codes = {"pytest": others, "pytest of Spark": spark.wait()}
+        finally:
+            spark.kill()
+            spark.wait()
+        said.seek(0)
+        sys.stdout.buffer.write(said.read())
+        sys.stdout.flush()
+    return [name for name, code in codes.items() if code not in (0, PYTEST_NOTHING_COLLECTED)]
+
+
+def run_changed(rest: list[str]) -> int:
+    started = time.monotonic()
+    files = changed.changed_files(ROOT)
+    python = [file for file in files if file.endswith(".py") and Path(file).exists()]
+    typed = [file for file in python if file.startswith(TYPED)]
+    failed = failed_checks(python, typed) if python else []
+    budget = CHANGED_SECONDS * worker_count()
+    plan = changed.plan(ROOT, files, timing.known_costs(), budget)
+    print(
+        f"{len(files)} files changed: {len(plan.chosen)} test files, {len(plan.left_out)} left out"
     )
-    failed = [name for name, command in checks if not passes(name, command)]
-    paths = ["tests", "src/headrace", "README.md", "docs"]
-    if pytest(["-q", "-m", "not long", *workers(), *paths, *DOCTESTS, *without_spark()]) != 0:
+    many = workers() if plan.seconds > CHANGED_SECONDS / 4 else []
+    if pytest(["-q", "-m", DEFAULT, *many, *rest, *plan.chosen]) != 0:
         failed.append("pytest")
-    if pytest(["-q", "-m", "not long", "-p", "no:xdist", *only_spark(), *DOCTESTS]) != 0:
-        failed.append("pytest of Spark")
-    seconds = time.monotonic() - started
-    print(f"FAILED: {', '.join(failed)}" if failed else f"ok, {seconds:.0f} s")
-    return 1 if failed else 0
+    return verdict(failed, started)
+
+
+def run_times() -> int:
+    """Measure the default suite, and rewrite the page."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ[timing.VARIABLE] = directory
+        failed = run_suite(DEFAULT, ["-p", "tests.timing"])
+        timing.write_costs(timing.measured(Path(directory)))
+    return verdict(failed, started)
 
 
 def run_long(minutes: float, rest: list[str]) -> int:
     seed = os.environ.setdefault("HEADRACE_TEST_SEED", str(seed_of_commit()))
     print(f"seed {seed}; repeat with HEADRACE_TEST_SEED={seed} ./run test --long", flush=True)
-    long = ["-q", "-m", "long", f"--timeout={minutes * 60 + 600:.0f}"]
+    timeout = f"--timeout={minutes * 60 + 600:.0f}"
     if rest:
-        return sweep(minutes, [*long, *workers(), *rest])
+        return sweep(minutes, ["-q", "-m", "long or slow", timeout, *workers(), *rest])
+    failed = run_suite("slow and not long", [timeout])
     runs = [[*workers(), *without_spark()]]
     if any(
         "mark.long" in path.read_text() for path in (ROOT / "tests" / "spark").glob("test_*.py")
     ):
         runs.append(["-p", "no:xdist", "tests/spark"])
-    codes = [sweep(minutes / len(runs), [*long, *run]) for run in runs]
+    codes = [sweep(minutes / len(runs), ["-q", "-m", "long", timeout, *run]) for run in runs]
     codes = [code for code in codes if code != PYTEST_NOTHING_COLLECTED]
     if not codes:
         print("0 passed, 0 failed")
-    return max(codes, default=0)
+    return max([*codes, int(bool(failed))], default=0)
 
 
 def sweep(minutes: float, arguments: list[str]) -> int:
@@ -101,6 +177,17 @@ def run_mutants(rest: list[str]) -> int:
     return subprocess.run([sys.executable, str(script), *rest]).returncode
 
 
+def failed_checks(files: list[str], typed: list[str]) -> list[str]:
+    """Lint, format and types; the names of those that failed."""
+    checks = [
+        ("ruff check", ["ruff", "check", "--quiet", *files]),
+        ("ruff format", ["ruff", "format", "--quiet", "--check", *files]),
+    ]
+    if typed or files == ["."]:
+        checks.append(("mypy", ["mypy", "--no-error-summary", *typed]))
+    return [name for name, command in checks if not passes(name, command)]
+
+
 def passes(name: str, command: list[str]) -> bool:
     """Run one checker; what it says is shown only when it fails."""
     done = subprocess.run(
@@ -114,8 +201,18 @@ def passes(name: str, command: list[str]) -> bool:
     return done.returncode == 0
 
 
+def verdict(failed: list[str], started: float) -> int:
+    seconds = time.monotonic() - started
+    print(f"FAILED: {', '.join(failed)}" if failed else f"ok, {seconds:.0f} s")
+    return 1 if failed else 0
+
+
 def pytest(arguments: list[str]) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", "--no-header", *arguments]).returncode
+    return subprocess.run(pytest_command(arguments)).returncode
+
+
+def pytest_command(arguments: list[str]) -> list[str]:
+    return [sys.executable, "-m", "pytest", "--no-header", *arguments]
 
 
 def without_spark() -> list[str]:
@@ -126,8 +223,12 @@ def only_spark() -> list[str]:
     return [path for path in SPARK if (ROOT / path).exists()]
 
 
+def worker_count() -> int:
+    return min(len(os.sched_getaffinity(0)), WORKERS_MAX)
+
+
 def workers() -> list[str]:
-    return ["-n", str(min(len(os.sched_getaffinity(0)), WORKERS_MAX)), "--dist", "worksteal"]
+    return ["-n", str(worker_count()), "--dist", "worksteal"]
 
 
 def seed_of_commit() -> int:

@@ -7,14 +7,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.checkout import ROOT
 
 sys.path.insert(0, str(ROOT))
-from bench import command, figures  # noqa: E402
+from bench import command, figures
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -34,12 +33,17 @@ SERVED = [case for case in figures.CASES if case.startswith("http_")]
 EMBEDDED = [case for case in figures.CASES if not case.startswith(("http_", "spark_"))]
 # Those that are done in seconds, one of each kind at least.  The others take minutes together.
 ALWAYS = {"append", "single", "fsync", "read", "wal_files", "checkpoint"}
-ALWAYS |= {"http_append", "http_diff", "http_h2", "http_budget", "http_queue"}
+ALWAYS |= {"http_append", "http_budget"}
+# Each takes some seconds.
+SLOW = {"http_diff", "http_h2", "http_queue"}
 TOGETHER = [[case for case in EMBEDDED if (case in ALWAYS) is always] for always in (True, False)]
 
 
 def case_of(cases: list[str]) -> object:
-    return pytest.param(cases, marks=[] if ALWAYS.issuperset(cases) else [pytest.mark.long])
+    if ALWAYS.issuperset(cases):
+        return pytest.param(cases)
+    mark = pytest.mark.slow if SLOW.issuperset(cases) else pytest.mark.long
+    return pytest.param(cases, marks=[mark])
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.checkout import ROOT
 
 sys.path.insert(0, str(ROOT))
-from bench import command, jobs_peers, peers, wires  # noqa: E402
-from bench.jobs_wires import Claim, JobWire, Produce, Work  # noqa: E402
+from bench import command, jobs_peers, peers, wires
+from bench.jobs_wires import Claim, JobWire, Produce, Work
 
 BUFFER = bytearray(1 << 16)
 

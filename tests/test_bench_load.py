@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.checkout import ROOT
 
 sys.path.insert(0, str(ROOT))
-from bench import peer_servers, peers, wires, wires_peers, wires_streams  # noqa: E402
-from bench.load import Generator  # noqa: E402
-from bench.served import ServerFailed, free_port, started  # noqa: E402
+from bench import peer_servers, peers, wires, wires_peers, wires_streams
+from bench.load import Generator
+from bench.served import ServerFailed, free_port, started
 
 BUFFER = bytearray(1 << 16)
 

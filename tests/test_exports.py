@@ -7,14 +7,13 @@ import doctest
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import headrace
 from headrace.core import errors
+from tests.support.checkout import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 
 

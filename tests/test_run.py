@@ -19,7 +19,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.checkout import ROOT
+
 PATIENCE_SECONDS = 120
 
 
@@ -116,6 +117,7 @@ def test_a_moved_checkout_runs_its_own_code(checkout: Path, environment: dict[st
     assert run(moved, environment, "--version") == (0, "headrace elsewhere\n", "")
 
 
+@pytest.mark.slow
 def test_two_at_once_install_once(checkout: Path, environment: dict[str, str]) -> None:
     processes = [start(checkout, environment, "--version") for _ in range(3)]
     results = [process.communicate(timeout=PATIENCE_SECONDS) for process in processes]
@@ -124,6 +126,7 @@ def test_two_at_once_install_once(checkout: Path, environment: dict[str, str]) -
     assert sum("making .venv" in err for _, err in results) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_install_does_not_wedge_the_next(
     checkout: Path, environment: dict[str, str]
 ) -> None:
@@ -151,6 +154,7 @@ def test_uv_is_used_when_it_is_there(checkout: Path, environment: dict[str, str]
     assert not (checkout / ".venv" / "bin" / "pip").exists()
 
 
+@pytest.mark.slow
 def test_pip_is_used_when_uv_fails(checkout: Path, environment: dict[str, str]) -> None:
     uv = Path(environment["PATH"]) / "uv"
     uv.write_text("#!/bin/sh\nexit 1\n")
@@ -159,6 +163,7 @@ def test_pip_is_used_when_uv_fails(checkout: Path, environment: dict[str, str]) 
     assert (code, out) == (0, "headrace 0.1.0\n"), err
 
 
+@pytest.mark.slow
 def test_a_failed_install_is_said_and_tried_again(
     checkout: Path, environment: dict[str, str]
 ) -> None:
@@ -172,7 +177,7 @@ def test_a_failed_install_is_said_and_tried_again(
     assert run(checkout, environment, "--version")[:2] == (0, "headrace 0.1.0\n")
 
 
-@pytest.mark.parametrize("installer", ["uv", "pip"])
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.slow)])
 def test_a_server_still_runs_when_spark_cannot_be_had(
     checkout: Path, environment: dict[str, str], installer: str
 ) -> None:

@@ -3,7 +3,7 @@
 `server.txt` is what the server itself needs; `spark.txt` is what a verb that runs Spark (`sql`,
 `lake`, `pipelines run`) adds to it, `test.txt` what the tests add, Spark too.  They are requirement
 files and not constraint files because pip refuses a hashed constraint on a range, and because with
-a hash for every package neither pip nor uv accepts a file that somebody swapped.  The versions hold
+a hash for every package neither pip nor uv accepts a file that was swapped.  The versions hold
 for each Python that pyproject.toml allows.  Needs `uv`; nothing else does.
 
     python tools/lock.py              keep what is pinned, add and drop what pyproject.toml says

@@ -18,6 +18,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from typing import cast
 
 import httptools
 import msgspec
@@ -159,8 +160,8 @@ def measure_http() -> None:
 
 
 class Echo(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        self.transport = transport
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self.transport.write(data)

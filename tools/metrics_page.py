@@ -13,12 +13,12 @@ from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.runtime import StepRuntime
 from headrace.core.telemetry import Described
 from headrace.engine.engine import Engine
-from headrace.pipelines.store import PipelineStore
+from headrace.metrics.engine import TOPICS_SHOWN_MAX, watch_engine
+from headrace.metrics.pipelines import PIPELINES_SHOWN_MAX, watch_pipelines
+from headrace.metrics.process import watch_process
+from headrace.metrics.requests import Metrics
+from headrace.pipelines.registry.store import PipelineStore
 from headrace.testing.simdisk import SimDisk
-from headrace.wire.metrics import Metrics
-from headrace.wire.metrics_engine import TOPICS_SHOWN_MAX, watch_engine
-from headrace.wire.metrics_pipelines import PIPELINES_SHOWN_MAX, watch_pipelines
-from headrace.wire.metrics_process import watch_process
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operate" / "metrics.md"
 
@@ -56,7 +56,16 @@ GROUPS = {
     "Live readers": ("sse", "watch"),
     "Pressure and priorities": ("pressure", "scheduler", "throttle"),
     "The log": ("wal",),
-    "Files and memory": ("checkpoint", "segment", "memory", "read_cache", "idempotency", "disk"),
+    "Files and memory": (
+        "checkpoint",
+        "segment",
+        "memory",
+        "read_cache",
+        "idempotency",
+        "producer",
+        "disk",
+        "held",
+    ),
     "Start, and damage": ("ready", "recovery", "uptime", "build", "corruption", "clock", "tier"),
     "The process": ("loop", "gc", "process", "metric"),
 }
@@ -71,10 +80,10 @@ loop busy kept every client waiting. A stall shows as its length less at most on
 
 Of pipelines the first {pipelines_shown_max:,} by name have series of their own
 (`headrace_pipeline_metrics_truncated` is 1 then); `headrace_pipelines_by_state` counts all of them.
-Right after a start there are none of these series until a scrape has had them loaded. A pipeline
-has the series that there is something to say of: no batch before the first one, no lag before it
-is known how far its sources were read. The lag is compared with the heads of now, so that it grows
-while nobody reads; batch and rows a second are as they were last reported.
+Right after a start these series are absent until a scrape has had them loaded. A pipeline has only
+the series that are known: no batch before the first one, no lag before it has told how far it has
+read its sources. The lag is counted to the current heads, so it grows while the pipeline stands
+still; batch and rows a second are as they were last reported.
 
 This page is written by `python tools/metrics_page.py`.
 """

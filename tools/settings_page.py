@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from headrace.core import config
+from headrace.core.settings import DEFAULTS, RULES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "settings.md"
 
@@ -28,7 +29,7 @@ value of each and where it came from.
 """
 
 CLIENT_HEAD = """
-These are for whoever calls a server; the server itself does not read them:
+Programs that call a server read these; the server itself does not:
 
 | variable | meaning |
 |---|---|
@@ -41,6 +42,8 @@ Only the tests read these:
 |---|---|
 | `HEADRACE_TEST_MINUTES` | what the long sweeps may spend together |
 | `HEADRACE_TEST_SEED` | where their randomness starts; by default the commit's hash |
+| `HEADRACE_TEST_BASE` | the commit that `./run test --mutants --changed` compares with |
+| `HEADRACE_TEST_TIMES` | the directory that `./run test --times` collects measurements in |
 | `HEADRACE_TEST_MIN_HEARTBEAT_MS` | lowers the floor of `heartbeat_ms`, at most 1000 |
 | `HEADRACE_TEST_BENCH_QUICK` | set for the processes of `./run bench --quick` |
 
@@ -50,9 +53,9 @@ This page is written by `python tools/settings_page.py`.
 
 def page() -> str:
     rows = []
-    for name, rule in config.RULES.items():
+    for name, rule in RULES.items():
         variables = " or ".join(f"`{variable}`" for variable in config.variables_of(name))
-        default = config.show_value(name, config.DEFAULTS[name])
+        default = config.show_value(name, DEFAULTS[name])
         shown = f"`{default}`" if default else "(empty)"
         choices = f" One of {', '.join(rule.choices)}." if rule.choices else ""
         rows.append(f"| `{name}` | {variables} | {shown} | {rule.doc}{choices} |\n")

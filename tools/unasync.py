@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 CLIENT = Path(__file__).resolve().parent.parent / "src" / "headrace" / "client"
-FILES = ("pool.py", "queues.py", "pipelines.py", "client.py")
+FILES = ("pool.py", "sender.py", "topics.py", "queues.py", "pipelines.py", "client.py")
 NOTE = "# Written by tools/unasync.py from _async/{name}: change that, then run it.\n"
 
 # In this order, each on the whole text.
@@ -21,6 +21,8 @@ RULES = (
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\bAsyncClient\b", "Client"),
     (r"\bAsyncPool\b", "Pool"),
+    (r"\bAsyncSender\b", "Sender"),
+    (r"\bAsyncTopicCalls\b", "TopicCalls"),
     (r"\bAsyncQueueCalls\b", "QueueCalls"),
     (r"\bAsyncPipelineCalls\b", "PipelineCalls"),
     (r"\b_async\b", "_sync"),

@@ -21,46 +21,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from headrace.api.records import DeleteResult as DeleteResult
     from headrace.client import AsyncClient as AsyncClient
     from headrace.client import Client as Client
     from headrace.core.errors import HeadraceError as HeadraceError
     from headrace.core.runtime import Ticket as Ticket
     from headrace.core.settings import Settings as Settings
-    from headrace.engine.append import Appended as Appended
-    from headrace.engine.deleting import DeleteResult as DeleteResult
-    from headrace.engine.deleting import TagMatch as TagMatch
+    from headrace.engine.appending.pending_append import Appended as Appended
+    from headrace.engine.appending.producers import ProducerClaim as ProducerClaim
     from headrace.engine.engine import Engine as Engine
-    from headrace.engine.idempotency import ProducerClaim as ProducerClaim
-    from headrace.engine.lifecycle import Deleted as Deleted
-    from headrace.engine.lifecycle import Put as Put
-    from headrace.engine.listing import TopicInfo as TopicInfo
-    from headrace.engine.reading import Page as Page
-    from headrace.engine.reading import Tombstone as Tombstone
-    from headrace.engine.topic_config import TopicConfig as TopicConfig
+    from headrace.engine.reading.page import Page as Page
+    from headrace.engine.reading.page import Tombstone as Tombstone
+    from headrace.engine.removal.deleting import TagMatch as TagMatch
+    from headrace.engine.topics.config import TopicConfig as TopicConfig
+    from headrace.engine.topics.lifecycle import Deleted as Deleted
+    from headrace.engine.topics.lifecycle import Put as Put
+    from headrace.engine.topics.listing import TopicInfo as TopicInfo
     from headrace.storage.block import Batch as Batch
     from headrace.storage.block import Record as Record
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Appended": "engine.append",
+    "Appended": "engine.appending.pending_append",
     "AsyncClient": "client",
     "Batch": "storage.block",
     "Client": "client",
-    "DeleteResult": "engine.deleting",
-    "Deleted": "engine.lifecycle",
+    "DeleteResult": "api.records",
+    "Deleted": "engine.topics.lifecycle",
     "Engine": "engine.engine",
     "HeadraceError": "core.errors",
-    "Page": "engine.reading",
-    "ProducerClaim": "engine.idempotency",
-    "Put": "engine.lifecycle",
+    "Page": "engine.reading.page",
+    "ProducerClaim": "engine.appending.producers",
+    "Put": "engine.topics.lifecycle",
     "Record": "storage.block",
     "Settings": "core.settings",
-    "TagMatch": "engine.deleting",
+    "TagMatch": "engine.removal.deleting",
     "Ticket": "core.runtime",
-    "Tombstone": "engine.reading",
-    "TopicConfig": "engine.topic_config",
-    "TopicInfo": "engine.listing",
+    "Tombstone": "engine.reading.page",
+    "TopicConfig": "engine.topics.config",
+    "TopicInfo": "engine.topics.listing",
 }
 
 __all__ = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.testing.cold_sweep import WORKLOADS, ColdExplorer
-from headrace.testing.crash_points import sweep_for_long
+from tests.harness.cold_sweep import WORKLOADS, ColdExplorer
+from tests.harness.crash_points import sweep_for_long
 
 SEEDS = (1, 2)
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from headrace.engine import append
 from headrace.engine.queues import replay
 from headrace.engine.queues.state import QueueState
-from headrace.storage.wal import WalShard
-from headrace.testing.crash_points import sweep_for_long
-from headrace.testing.queue_sweep import WORKLOADS, QueueExplorer, Teller
+from tests.harness.crash_points import sweep_for_long
+from tests.harness.planted_bugs import Break, acknowledged_early
+from tests.harness.queue_sweep import WORKLOADS, QueueExplorer, Teller
 
-Break = Callable[[pytest.MonkeyPatch], None]
 STRIDE = 29
 STATES_MIN = 25
 
@@ -49,18 +45,8 @@ def leases_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(QueueState, "adopt", lambda self, grant: None)
 
 
-def acknowledged_early(patch: pytest.MonkeyPatch) -> None:
-    stage = WalShard.stage
-
-    def eager(self: WalShard, commit: append.PendingAppend) -> None:
-        commit.needs_sync = False
-        stage(self, commit)
-
-    patch.setattr(WalShard, "stage", eager)
-
-
 def moves_not_finished(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(replay, "apply_delete", lambda core, topic, floor, seqs: 0)
+    patch.setattr(replay, "apply_delete", lambda state, topic, floor, seqs: 0)
 
 
 @pytest.mark.parametrize(

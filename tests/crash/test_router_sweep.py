@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.testing.crash_points import sweep_for_long
-from headrace.testing.router_sweep import WORKLOADS, RouterExplorer
+from tests.harness.crash_points import sweep_for_long
+from tests.harness.router_sweep import WORKLOADS, RouterExplorer
 
 SEEDS = (1,)
 

@@ -9,11 +9,28 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.clock import SystemClock
-from headrace.testing.crash_points import KILL, Point, Report
-from headrace.testing.explore import Explorer
-from headrace.testing.workloads import WORKLOADS, perform
+from tests.harness.crash_points import KILL, Point, Report
+from tests.harness.explore import Explorer
+from tests.harness.workloads import WORKLOADS, perform
 
 STATES_MIN = 20_000
+# The dearest workloads: the default suite looks at one position in so many of theirs, and a test
+# marked `slow` at all of them.
+DEAR = {
+    "snapshots",
+    "relocate",
+    "merge",
+    "replay",
+    "shards",
+    "mixed",
+    "seal_own",
+    "archive",
+    "closing",
+    "reserve",
+    "checkpoint",
+    "retention",
+}
+STRIDE = 4
 SECOND = 5  # one recovery in so many is crashed in turn
 SECOND_LONG = 2
 
@@ -61,11 +78,21 @@ def passes(report: Report, states_min: int) -> None:
 
 @pytest.mark.parametrize(
     ("workload", "seed"),
-    [(name, seed) for name, (seeds, _) in SWEEPS.items() for seed in range(1, seeds + 1)],
+    [
+        pytest.param(name, seed, marks=[pytest.mark.slow] if name in DEAR else [])
+        for name, (seeds, _) in SWEEPS.items()
+        for seed in range(1, seeds + 1)
+    ],
 )
 def test_every_crash_point(workload: str, seed: int) -> None:
     explorer = Explorer(workload, seed)
     passes(explorer.sweep(damage=seed, second=SECOND), SWEEPS[workload][1])
+
+
+@pytest.mark.parametrize("workload", sorted(DEAR))
+def test_some_crash_points_of_a_dear_workload(workload: str) -> None:
+    report = Explorer(workload, 1).sweep(damage=1, second=SECOND, stride=STRIDE)
+    passes(report, SWEEPS[workload][1] // (STRIDE + 1))
 
 
 @pytest.mark.parametrize(("part", "mode"), FIRST_CRASHES)
@@ -89,7 +116,8 @@ def test_snapshot_and_tail_say_what_the_whole_log_says(workload: str) -> None:
             assert view == views[1][name]
 
 
-def test_the_default_suite_looks_at_enough_states() -> None:
+def test_the_suite_looks_at_enough_states() -> None:
+    """With the workloads marked `slow`, which a submission runs too."""
     assert SWEEPS.keys() == WORKLOADS.keys()
     states = sum(seeds * states for seeds, states in SWEEPS.values())
     states += len(FIRST_CRASHES) * RECOVERY_STATES_MIN

@@ -17,8 +17,9 @@ from headrace.core.runtime import StepRuntime
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.storage.block import Batch
-from headrace.storage.merge import MergePolicy
+from headrace.storage.files.merge_policy import MergePolicy
 from headrace.testing.simdisk import SimDisk
+from tests.support.engine_reads import all_data
 
 SETTINGS = Settings(wal_file_bytes=64 << 10, wal_batch_bytes_max=16 << 10)
 
@@ -27,17 +28,6 @@ def open_engine(disk: SimDisk) -> Engine:
     engine = Engine(disk, StepRuntime(ManualClock()), SETTINGS, random=SeededRandom(1))
     engine.recover()
     return engine
-
-
-def read_all(engine: Engine, topic: str) -> list[bytes]:
-    found: list[bytes] = []
-    cursor = 0
-    while True:
-        page = engine.read(topic, cursor).result()
-        found += [record.data for record in page.records]
-        cursor = page.next_from_seq
-        if page.caught_up:
-            return found
 
 
 class Damaged(NamedTuple):
@@ -63,12 +53,12 @@ def lab() -> Damaged:
             tags = [f"tag{n % 4}" for n in range(rows)]
             engine.append(topic, Batch(payloads, tags=tags, nodes="n")).result()
         engine.checkpoint().result()
-    names = {engine.core.topic(info.topic).id: info.topic for info in engine.topics()}
+    names = {engine.state.topic(info.topic).id: info.topic for info in engine.topics()}
     topics_of = {
         segment.meta.path: {names[topic_id] for topic_id in segment.directory().topic_ids}
-        for segment in engine.core.catalog.segments()
+        for segment in engine.state.catalog.segments()
     }
-    expected = {name: read_all(engine, name) for name in names.values()}
+    expected = {name: all_data(engine, name) for name in names.values()}
     engine.close()
     assert {"a"} in topics_of.values() and {"small", "tiny"} in topics_of.values()
     return Damaged(disk.copy(), expected, topics_of)
@@ -79,7 +69,7 @@ def hurt_topics(engine: Engine, lab: Damaged, path: str) -> set[str]:
     hurt: dict[str, SegmentCorrupt] = {}
     for topic, payloads in lab.expected.items():
         try:
-            assert read_all(engine, topic) == payloads
+            assert all_data(engine, topic) == payloads
         except SegmentCorrupt as caught:
             hurt[topic] = caught
     for error in hurt.values():
@@ -169,8 +159,8 @@ def test_damage_in_one_topic_wedges_no_other(lab: Damaged) -> None:
     engine.runtime.run()  # type: ignore[attr-defined]
     assert all(ticket.done for ticket in tickets)
     assert [tickets[n].error for n in (1, 2, 4)] == [None, None, None]
-    assert read_all(engine, "b") == [*lab.expected["b"][2:], b"more", b"more"]
-    assert read_all(engine, "c") == [*lab.expected["c"], b"more"]
+    assert all_data(engine, "b") == [*lab.expected["b"][2:], b"more", b"more"]
+    assert all_data(engine, "c") == [*lab.expected["c"], b"more"]
     for ticket in (tickets[0], tickets[3]):
         assert ticket.error is None or isinstance(ticket.error, SegmentCorrupt)
     engine.abandon()

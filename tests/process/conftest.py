@@ -1,4 +1,4 @@
-"""Running `worker.py` as a real process: starting it, hearing it, killing it.
+"""Running `engine_worker.py` as a real process: starting it, hearing it, killing it.
 
 Tests get `Workers` by the fixture `workers`, which ends every process it started.
 """
@@ -19,12 +19,12 @@ from typing import IO
 import msgspec
 import pytest
 
-import headrace
-from headrace.testing.ledger import Acked, Ledger
-from headrace.testing.traffic import TopicDump
+from tests.harness.ledger import Acked, Ledger
+from tests.harness.traffic import TopicDump
+from tests.support.checkout import ROOT, SOURCES
+from tests.support.warm_processes import WarmPopen
 
-WORKER = Path(__file__).with_name("worker.py")
-SOURCES = Path(headrace.__file__).parent.parent
+WORKER = ROOT / "tests" / "harness" / "engine_worker.py"
 # Long enough for a busy machine; only a process that hangs is waited for so long.
 PATIENCE_SECONDS = 60.0
 
@@ -37,10 +37,10 @@ class Worker:
     def __init__(self, command: Sequence[str], errors: IO[bytes]) -> None:
         self._errors = errors
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")} | {
-            "PYTHONPATH": str(SOURCES),
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": os.pathsep.join([str(SOURCES), str(ROOT)]),
         }
-        self.process = subprocess.Popen(
+        popen = subprocess.Popen if command else WarmPopen
+        self.process = popen(
             [*command, sys.executable, str(WORKER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

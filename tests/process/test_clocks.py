@@ -12,9 +12,10 @@ import pytest
 from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.runtime import StepRuntime
 from headrace.engine.engine import Engine
-from headrace.engine.reading import Page
+from headrace.engine.reading.page import Page
 from headrace.testing.simdisk import SimDisk
-from headrace.testing.traffic import small_settings
+from tests.harness.traffic import small_settings
+from tests.support.seqs import seqs_of_page
 
 HOUR_MS = 3_600_000
 YEARS_MS = 10 * 365 * 24 * HOUR_MS
@@ -46,13 +47,9 @@ def read(engine: Engine, name: str) -> Page:
     return page
 
 
-def seqs(engine: Engine, name: str) -> list[int]:
-    return [record.seq for record in read(engine, name).records]
-
-
 def all_there(engine: Engine, count: int) -> None:
     for name in CONFIGS:
-        assert seqs(engine, name) == list(range(1, count + 1))
+        assert seqs_of_page(read(engine, name)) == list(range(1, count + 1))
         assert read(engine, name).tombstone is None
 
 
@@ -60,7 +57,7 @@ def all_there(engine: Engine, count: int) -> None:
 def test_a_jump_while_running_changes_nothing(jump_ms: int) -> None:
     disk, clock = SimDisk(), ManualClock()
     engine = opened(disk, clock)
-    engine_clock = engine.core.clock
+    engine_clock = engine.state.clock
     for turn in range(4):
         append(engine, key=f"k{turn}")
         clock.advance(10)
@@ -91,9 +88,9 @@ def test_time_to_live_runs_on_through_a_jump(jump_ms: int) -> None:
     all_there(engine, 2)
     clock.advance(1)
     page = read(engine, SHORT)
-    assert [record.seq for record in page.records] == [2]
+    assert seqs_of_page(page) == [2]
     assert page.tombstone is not None and page.tombstone[:3] == (1, 1, "ttl")
-    assert seqs(engine, PLAIN) == [1, 2]
+    assert seqs_of_page(read(engine, PLAIN)) == [1, 2]
 
 
 @stops
@@ -128,7 +125,7 @@ def test_a_jump_forward_across_a_restart_is_announced_and_stays(jump_ms: int, st
     clock.jump(jump_ms)
     engine = opened(disk, clock)
     # As if that time had passed: what has no time to live is there, the loss of the rest is told.
-    assert seqs(engine, PLAIN) == [1, 2]
+    assert seqs_of_page(read(engine, PLAIN)) == [1, 2]
     page = read(engine, SHORT)
     assert page.records == [] and page.head_seq == 2
     assert page.tombstone is not None and page.tombstone[:3] == (1, 2, "ttl")
@@ -137,13 +134,13 @@ def test_a_jump_forward_across_a_restart_is_announced_and_stays(jump_ms: int, st
     # The clock is put right again: what is gone stays gone, what is there stays there.
     clock.jump(-jump_ms)
     engine = opened(disk, clock)
-    assert seqs(engine, PLAIN) == [1, 2, 3]
+    assert seqs_of_page(read(engine, PLAIN)) == [1, 2, 3]
     page = read(engine, SHORT)
-    assert [record.seq for record in page.records] == [3]
+    assert seqs_of_page(page) == [3]
     assert page.tombstone is not None and page.tombstone[:3] == (1, 2, "ttl")
     append(engine)
-    assert seqs(engine, PLAIN) == [1, 2, 3, 4]
-    assert seqs(engine, SHORT) == [3, 4]
+    assert seqs_of_page(read(engine, PLAIN)) == [1, 2, 3, 4]
+    assert seqs_of_page(read(engine, SHORT)) == [3, 4]
 
 
 @jumps

@@ -23,11 +23,11 @@ from headrace.core.clock import ManualClock, SystemClock
 from headrace.core.errors import HeadraceError
 from headrace.core.runtime import StepRuntime
 from headrace.engine.engine import Engine
-from headrace.storage.frame import BATCH_HEADER_BYTES, PAGE_BYTES, decode_batch_header
 from headrace.storage.fs import RealFilesystem
-from headrace.storage.snapshot_files import read_latest, snapshot_path
+from headrace.storage.snapshot.chains import read_latest, snapshot_path
+from headrace.storage.wal.frame import BATCH_HEADER_BYTES, PAGE_BYTES, decode_batch_header
 from headrace.testing.simdisk import SimDisk
-from headrace.testing.traffic import (
+from tests.harness.traffic import (
     EPHEMERAL,
     TopicDump,
     dump_topic,

@@ -12,15 +12,11 @@ from pathlib import Path
 import pytest
 
 from headrace.testing.process import ServerProcess
+from tests.support.processes import resident_bytes
 
 SLOWLORIS = 200
 STALLED = 50
 GROWTH_BYTES_MAX = 64 << 20
-
-
-def resident_bytes(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()
-    return int(fields[0]) * 1024
 
 
 def call(server: ServerProcess, method: str, path: str, body: object = None) -> dict[str, object]:

@@ -19,6 +19,7 @@ from headrace.testing.process import ServerProcess
 CLASSES = ("memory", "disk", "fsync")
 WRITERS = 8
 CYCLES = 6
+CYCLES_FEW = 3
 
 
 def connected(server: ServerProcess) -> contextlib.closing[http.client.HTTPConnection]:
@@ -75,10 +76,11 @@ def read_all(server: ServerProcess, topic: str) -> dict[int, str]:
 
 
 @pytest.mark.timeout(240)
-def test_every_answered_append_survives(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cycles", [CYCLES_FEW, pytest.param(CYCLES, marks=pytest.mark.slow)])
+def test_every_answered_append_survives(tmp_path: Path, cycles: int) -> None:
     chance = random.Random(9)
     acked: dict[str, dict[int, str]] = {f"kill-{name}": {} for name in CLASSES}
-    for cycle in range(CYCLES):
+    for cycle in range(cycles):
         server = ServerProcess(tmp_path, log="error")
         with connected(server) as connection:
             for name in CLASSES:

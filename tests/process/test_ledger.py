@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
+from headrace.api.records import DeleteResult
 from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.runtime import StepRuntime
-from headrace.engine.append import Appended
-from headrace.engine.deleting import DeleteResult
+from headrace.engine.appending.pending_append import Appended
 from headrace.engine.engine import Engine
 from headrace.storage.block import Record
-from headrace.testing.ledger import Acked, Ledger, Violation
 from headrace.testing.simdisk import SimDisk
-from headrace.testing.traffic import (
+from tests.harness.ledger import Acked, Ledger, Violation
+from tests.harness.traffic import (
     APPEND,
     CAPPED,
     DELETE_BEFORE,

@@ -15,7 +15,7 @@ from headrace.core.clock import ManualClock, SeededRandom, SystemClock
 from headrace.core.runtime import StepRuntime
 from headrace.engine.engine import Engine
 from headrace.testing.simdisk import MODES, SimDisk
-from headrace.testing.traffic import Traffic, begin, dump, place_of, small_policy, small_settings
+from tests.harness.traffic import Traffic, begin, dump, place_of, small_policy, small_settings
 
 OPS = 90
 RUNS = 3

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrace.core.limits import KIB
-from tests.process.job_fleet import QUEUES, Fleet
-from tests.process.lives import Site
+from tests.harness.job_fleet import QUEUES, Fleet
+from tests.support.server_lives import Site
 
 # So small that files are changed and checkpoints made while workers work.
 SETTINGS = {"wal_file_bytes": 256 * KIB, "wal_batch_bytes_max": 64 * KIB}
@@ -31,8 +31,14 @@ async def story(directory: Path, seed: int, *, workers: int, jobs: int, crashes:
 
 
 @pytest.mark.timeout(240)
-def test_every_job_is_done_and_none_by_two_at_once(tmp_path: Path) -> None:
-    fleet = asyncio.run(story(tmp_path, 1, workers=20, jobs=2_000, crashes=4))
+@pytest.mark.parametrize(
+    ("workers", "jobs", "crashes"),
+    [(10, 800, 3), pytest.param(20, 2_000, 4, marks=pytest.mark.slow)],
+)
+def test_every_job_is_done_and_none_by_two_at_once(
+    tmp_path: Path, workers: int, jobs: int, crashes: int
+) -> None:
+    fleet = asyncio.run(story(tmp_path, 1, workers=workers, jobs=jobs, crashes=crashes))
     lives: set[int] = set()
     for ledger in fleet.ledgers.values():
         grants = [grant for grants in ledger.grants.values() for grant in grants]

@@ -2,12 +2,14 @@
 
 The real engine on a simulated disk, with files scaled down so that a run of minutes passes through
 every level of merging that days pass through in full size.  The thirty days in full size are in
-tests/unit/storage/test_merge_simulation.py, as numbers only.
+tests/unit/storage/files/test_merge_simulation.py, as numbers only.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+
+import pytest
 
 from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.limits import MIB
@@ -15,11 +17,12 @@ from headrace.core.runtime import StepRuntime
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.storage.block import Batch
-from headrace.storage.merge import MergePolicy
+from headrace.storage.files.merge_policy import MergePolicy
 from headrace.testing.faultfs import Fault, FaultFilesystem, FaultPlan, Hook
 from headrace.testing.simdisk import SimDisk
 
 TOPICS = 10_000
+TOPICS_FEW = 2_500
 MINUTES = 26
 MINUTE_MS = 60_000
 # A quarter of the topics forget, so that a part of every file dies all the time.
@@ -47,10 +50,10 @@ POLICY = MergePolicy(fan_in=4, shared_bytes_max=24 * MIB)
 class World:
     """An engine with its disk and clock, and the extremes seen so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.disk = SimDisk()
         self.clock = ManualClock()
-        self.engine = opened(self.disk, self.clock, SETTINGS)
+        self.engine = opened(self.disk, self.clock, settings)
         self.files_max = 0
         self.levels: set[int] = set()
         self.rewritten_max = 0.0
@@ -67,10 +70,10 @@ class World:
         self.measure()
 
     def measure(self) -> None:
-        core = self.engine.core
-        metas = core.catalog.metas()
-        rows = sum(topic.count for topic in core.by_id.values())
-        live = core.total_bytes + rows * ROW_AROUND_BYTES
+        state = self.engine.state
+        metas = state.catalog.metas()
+        rows = sum(topic.count for topic in state.by_id.values())
+        live = state.totals.bytes + rows * ROW_AROUND_BYTES
         sizes = {path: len(content) for path, content in self.disk.contents().items()}
         sealed = sum(size for path, size in sizes.items() if path.startswith("segments/"))
         self.files_max = max(self.files_max, len(sizes))
@@ -90,9 +93,12 @@ def opened(disk: SimDisk, clock: ManualClock, settings: Settings, watch: Hook | 
     return engine
 
 
-def test_ten_thousand_topics() -> None:
-    world = World()
-    names = [f"device/{number:05d}" for number in range(TOPICS)]
+@pytest.mark.parametrize("topics", [TOPICS_FEW, pytest.param(TOPICS, marks=pytest.mark.slow)])
+def test_ten_thousand_topics(topics: int) -> None:
+    # As many checkpoints for fewer topics, so that files pass through as many levels.
+    settings = replace(SETTINGS, checkpoint_wal_bytes=MIB * topics // TOPICS)
+    world = World(settings)
+    names = [f"device/{number:05d}" for number in range(topics)]
     for number, name in enumerate(names):
         world.engine.put_topic(name, CONFIGS.get(number % 8))
     batch = Batch([DATA])
@@ -111,8 +117,8 @@ def test_ten_thousand_topics() -> None:
     paths: set[str] = set()
     cold = replace(SETTINGS, read_cache_bytes=0, memory_budget_bytes=MIB, tag_index_bytes_max=0)
     engine = opened(world.disk, world.clock, cold, lambda _operation, path: paths.add(path))
-    assert len(engine.core.by_id) == TOPICS
-    for number in range(0, TOPICS, 501):
+    assert len(engine.state.by_id) == topics
+    for number in range(0, topics, 501):
         paths.clear()
         page = engine.read(names[number], limit=READ_RECORDS).result()
         kept = KEPT if number % 8 in CONFIGS else MINUTES

@@ -22,6 +22,7 @@ import pytest
 import headrace
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
+from tests.support.warm_processes import WarmPopen
 
 SOURCES = Path(headrace.__file__).parent.parent
 # Long enough for a busy machine; only a process that hangs is waited for so long.
@@ -34,15 +35,18 @@ MANY_TOPICS = 30_000
 class Serving:
     """One `headrace serve`, its port and what it has written to stderr."""
 
-    def __init__(self, directory: Path, errors: IO[bytes], settings: dict[str, object]) -> None:
+    def __init__(
+        self, directory: Path, errors: IO[bytes], settings: dict[str, object], cold: bool = False
+    ) -> None:
         self._errors = errors
         self.port_file = directory / "port"
         given = {"data_dir": directory / "data", "port": 0, "port_file": self.port_file} | settings
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
         environment |= {f"HEADRACE_{name.upper()}": str(value) for name, value in given.items()}
-        self.process = subprocess.Popen(
+        popen = subprocess.Popen if cold else WarmPopen
+        self.process = popen(
             [sys.executable, "-P", "-m", "headrace", "serve"],
-            env=environment | {"PYTHONPATH": str(SOURCES), "PYTHONDONTWRITEBYTECODE": "1"},
+            env=environment | {"PYTHONPATH": str(SOURCES)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
@@ -88,9 +92,11 @@ Serve = Callable[..., Serving]
 def serve(tmp_path: Path) -> Iterator[Serve]:
     made: list[Serving] = []
 
-    def start(**settings: object) -> Serving:
+    def start(*, cold: bool = False, **settings: object) -> Serving:
+        """`cold`: as from a shell, rather than forked with its imports done."""
         (tmp_path / "port").unlink(missing_ok=True)
-        made.append(Serving(tmp_path, (tmp_path / f"err-{len(made)}").open("w+b"), settings))
+        errors = (tmp_path / f"err-{len(made)}").open("w+b")
+        made.append(Serving(tmp_path, errors, settings, cold))
         return made[-1]
 
     yield start
@@ -161,7 +167,7 @@ def long_recovery(long_log: Path, tmp_path: Path) -> Path:
 
 
 def test_it_serves_and_says_where(serve: Serve) -> None:
-    server = serve()
+    server = serve(cold=True)
     address = server.address
     assert address.startswith("127.0.0.1:")
     assert ask(address, "GET", "/v0/health")[1]["status"] == "ok"
@@ -175,7 +181,7 @@ def test_it_serves_and_says_where(serve: Serve) -> None:
 
 def test_columns_do_not_bring_pandas(serve: Serve) -> None:
     """It is installed here, and pyarrow would import it with everybody waiting."""
-    server = serve()
+    server = serve(cold=True)
     rows = pa.record_batch({"data": ["1", "2"]})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
@@ -388,7 +394,7 @@ def test_host_and_port_in_one_setting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_leaves_one_clean_snapshot_and_frees_the_port(
+def test_a_signal_leaves_a_clean_snapshot_and_frees_the_port(
     serve: Serve, tmp_path: Path, number: int
 ) -> None:
     port = free_port()
@@ -398,7 +404,7 @@ def test_a_signal_leaves_one_clean_snapshot_and_frees_the_port(
         assert ask(server.address, "POST", "/v0/topics/t", body)[1]["head_seq"] == turn + 1
         server.process.send_signal(number)
         assert server.end() == 0
-        assert len(list((tmp_path / "data" / "meta").glob("snapshot-*.bin"))) == 1
+        assert len(list((tmp_path / "data" / "meta").glob("snapshot-*.bin"))) == 2
         assert "Traceback" not in server.said()
 
 
@@ -438,7 +444,7 @@ def test_a_stop_waits_no_longer_than_it_may(serve: Serve, tmp_path: Path) -> Non
         server.process.send_signal(signal.SIGTERM)
         assert server.end() == 0
     assert "did not end" in server.said()
-    assert len(list((tmp_path / "data" / "meta").glob("snapshot-*.bin"))) == 1
+    assert len(list((tmp_path / "data" / "meta").glob("snapshot-*.bin"))) == 2
 
 
 def test_a_stop_ends_streams_and_says_so(serve: Serve) -> None:

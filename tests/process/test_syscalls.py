@@ -21,7 +21,7 @@ import pytest
 from headrace.core.runtime import StepRuntime
 from headrace.engine.engine import Engine
 from headrace.storage.fs import RealFilesystem
-from headrace.testing.traffic import CHECKPOINT, dump, small_policy, small_settings
+from tests.harness.traffic import CHECKPOINT, dump, small_policy, small_settings
 
 SEED = 5
 # The points are taken from a shorter run than the one they are used in, so that each is reached.
@@ -32,7 +32,7 @@ OPS_STOP = 25
 VECTORED = "pwritev,pwritev2"
 WRITES = f"pwrite64,{VECTORED}"
 TRACED = f"{WRITES},fdatasync,fsync,rename,unlink"
-# How many of the forty points each call gets.
+# How many of the forty points each call gets; one in four is in the default suite.
 POINTS = {
     VECTORED: 10,
     "pwrite64": 7,
@@ -41,6 +41,7 @@ POINTS = {
     "rename": 3,
     "unlink": 3,
 }
+FIRST_OF = 4
 STRACE = ("strace", "-f", "-qq")
 # Leaves all other calls at full speed; but then signals are not delivered to the first thread.
 QUICKLY = "--seccomp-bpf"
@@ -137,11 +138,15 @@ def spread(count: int, last: int, seed: int) -> list[int]:
     return sorted([1, last, *inner])
 
 
+@pytest.mark.parametrize("part", ["some", pytest.param("others", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("call", POINTS)
-def test_death_at_an_exact_call(call: str, start: Start, workers, tmp_path: Path) -> None:
+def test_death_at_an_exact_call(
+    call: str, part: str, start: Start, workers, tmp_path: Path
+) -> None:
     points = spread(POINTS[call], start.calls[call], SEED)
     assert len(points) == POINTS[call], (call, start.calls)
-    for point in points:
+    some = points[::FIRST_OF]
+    for point in some if part == "some" else [point for point in points if point not in some]:
         directory, story = copied(start, tmp_path / str(point))
         worker = run_with(workers, directory, [f"{call}:signal=SIGKILL:when={point}"])
         words = story.follow(1, worker.hear())
@@ -152,7 +157,10 @@ def test_death_at_an_exact_call(call: str, start: Start, workers, tmp_path: Path
         shutil.rmtree(directory)
 
 
-@pytest.mark.parametrize("call", ["fsync", "rename", "unlink"])
+@pytest.mark.parametrize(
+    "call",
+    ["fsync", *(pytest.param(call, marks=pytest.mark.slow) for call in ("rename", "unlink"))],
+)
 def test_death_during_a_clean_stop(call: str, start: Start, workers, tmp_path: Path) -> None:
     few = {"ops": OPS_STOP, "window": 1}
     directory, _ = copied(start, tmp_path / "trial")
@@ -183,7 +191,9 @@ def errors_of(story) -> set[tuple[str, str]]:
     return {(code, why) for op, code, why, _ in story.errors if op.kind != CHECKPOINT}
 
 
-@pytest.mark.parametrize("part", [0.0, 0.6, 0.75, 0.9])
+@pytest.mark.parametrize(
+    "part", [0.0, 0.75, *(pytest.param(part, marks=pytest.mark.slow) for part in (0.6, 0.9))]
+)
 def test_a_failed_sync_ends_writing(part: float, start: Start, workers, tmp_path: Path) -> None:
     directory, story = copied(start, tmp_path)
     point = 1 + int(part * (start.calls["fdatasync"] - 1))
@@ -207,7 +217,9 @@ def test_a_failed_sync_ends_writing(part: float, start: Start, workers, tmp_path
     story.ledger.compare(look(directory))
 
 
-@pytest.mark.parametrize("part", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize(
+    "part", [0.5, *(pytest.param(part, marks=pytest.mark.slow) for part in (0.1, 0.8))]
+)
 def test_a_full_disk_refuses_and_keeps(part: float, start: Start, workers, tmp_path: Path) -> None:
     directory, story = copied(start, tmp_path)
     point = 2 + int(part * start.calls[VECTORED])

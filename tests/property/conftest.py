@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.property.wire_fuzz import World
+from tests.support.wire_fuzz import World
 
 
 @pytest.fixture

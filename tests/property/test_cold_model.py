@@ -10,8 +10,8 @@ from headrace.core.runtime import StepRuntime
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.storage.block import Batch
-from headrace.testing.kept import MemoryHistory
 from headrace.testing.simdisk import SimDisk
+from tests.harness.memory_archive import MemoryHistory
 
 SMALL = Settings(wal_file_bytes=64 << 10, wal_batch_bytes_max=16 << 10)
 TAGS = ("a", "ab", "b", None)
@@ -47,11 +47,11 @@ class Pair:
         runtime = StepRuntime(self.clock)
         self.engine = Engine(disk, runtime, SMALL, random=SeededRandom(1))
         self.engine.recover()
-        self.engine.core.history = self.history
+        self.engine.read_archive_from(self.history)
 
     def step(self, what: str, value: object) -> None:
         engine = self.engine
-        topic = engine.core.by_name["t"]
+        topic = engine.state.by_name["t"]
         if what == "append":
             assert isinstance(value, list)
             first = engine.append("t", Batch([b"1"] * len(value), tags=value)).result().first_seq
@@ -85,7 +85,7 @@ class Pair:
 
     def check(self) -> None:
         engine = self.engine
-        topic = engine.core.by_name["t"]
+        topic = engine.state.by_name["t"]
         served, told, cursor = set(), set(), 0
         while cursor < topic.head:
             page = engine.read("t", cursor, limit=2).result()
@@ -99,10 +99,10 @@ class Pair:
         assert set(self.tags) - served - told <= self.deleted
         live = {seq for seq in self.tags if topic.live_between(seq, seq)}
         kept: set[int] = set()
-        if topic.erased is not None:
-            assert topic.erased.since == 1 or self.switched
+        if topic.deleted is not None:
+            assert topic.deleted.since == 1 or self.switched
             rows = self.history.life(topic.id, topic.epoch).rows
-            kept = {seq for seq in rows if topic.erased.since <= seq <= topic.archived_seq}
+            kept = {seq for seq in rows if topic.deleted.since <= seq <= topic.archived_seq}
         assert served == (live | kept) - self.deleted
 
 

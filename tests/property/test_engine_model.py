@@ -13,13 +13,14 @@ import pytest
 
 from headrace.core.clock import ManualClock, SystemClock
 from headrace.core.errors import HeadraceError, InvalidRequest, TopicNotFound
-from headrace.engine.reading import Page
-from headrace.engine.topic_config import TopicConfig
-from headrace.storage.merge import MergePolicy
+from headrace.engine.reading.page import Page
+from headrace.engine.topics.config import TopicConfig
+from headrace.storage.files.merge_policy import MergePolicy
 from headrace.testing.diskmodel import Dice
-from headrace.testing.driver import Driver, Setup
-from headrace.testing.events import Loss
-from headrace.testing.model import (
+from headrace.testing.simdisk import SimDisk
+from tests.harness.engine_driver import Driver, Setup
+from tests.harness.events import Loss
+from tests.harness.model import (
     AppendCall,
     NewRecord,
     Producer,
@@ -28,8 +29,7 @@ from headrace.testing.model import (
     TopicModel,
     config_of,
 )
-from headrace.testing.oracle import Oracle
-from headrace.testing.simdisk import SimDisk
+from tests.harness.oracle import Oracle
 
 SEEDS, CALLS = 24, 250
 NAMES = ("a", "b", "c")
@@ -94,7 +94,7 @@ class Lockstep:
         self.log.append(" ".join(map(str, words)))
 
     def now_ms(self) -> int:
-        return self.driver.engine.core.clock.now_ms()
+        return self.driver.engine.state.clock.now_ms()
 
     def topic(self, name: str) -> TopicModel | None:
         self.oracle.expire(name, self.now_ms())
@@ -310,9 +310,9 @@ class Lockstep:
                 topic.head, topic.earliest_seq, topic.count, topic.bytes, topic.config,
                 topic.archived, topic.overtaken,
             ), name  # fmt: skip
-        core = self.driver.engine.core
-        assert core.total_bytes == sum(topic.bytes for topic in due.values())
-        totals = core.totals
+        state = self.driver.engine.state
+        assert state.totals.bytes == sum(topic.bytes for topic in due.values())
+        totals = state.totals
         assert totals.records == sum(topic.count for topic in due.values())
         assert totals.topics == len(due)
         classes = [topic.config.durability for topic in due.values()]

@@ -19,15 +19,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.engine.topic_config import decode_config
+from headrace.engine.topics.config import decode_config
 from headrace.server import auth, compression
 from headrace.wire.exchange import ARROW_STREAM, Exchange
-from headrace.wire.native import check_new_name, query_of
-from headrace.wire.native_append import whole_number
-from headrace.wire.native_topics import parse_match, read_cursor, write_cursor
+from headrace.wire.native.append import whole_number
+from headrace.wire.native.request_checks import check_new_name
+from headrace.wire.native.topics import parse_match, read_cursor, write_cursor
+from headrace.wire.native.watch_ids import Position, decode_id, encode_id
+from headrace.wire.queries import query_of
 from headrace.wire.routes import decode_segment
-from headrace.wire.watch_ids import Position, decode_id, encode_id
-from tests.property.wire_fuzz import (
+from tests.support.wire_fuzz import (
     Damage,
     OddJson,
     World,

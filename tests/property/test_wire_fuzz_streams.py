@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 from websockets.frames import Frame, Opcode
 
-from headrace.server.http1 import Http1Protocol
+from headrace.server.http1.connection import Http1Connection
+from headrace.server.http1.heads import KnownHeads
 from headrace.wire.websocket_frames import Incoming
-from tests.property.wire_fuzz import LOCAL, Damage, World
+from tests.support.memory_transport import MemoryTransport
+from tests.support.wire_fuzz import LOCAL, Damage, World
 
 COMMANDS, FRAMES, CONNECTIONS = 10_000, 10_000, 8_000
 
@@ -82,7 +84,7 @@ def fuzz_commands(world: World, seed: int, count: int, damaged_frames: bool) -> 
                 outlet.hang_up()
             outlet = open_websocket(world)
     outlet.hang_up()
-    assert world.server.live.ws_connections == 0
+    assert world.server.app.metrics.sources.ws_connections() == 0
     return said
 
 
@@ -139,61 +141,10 @@ HTTP_WORDS = [
 ]  # fmt: skip
 
 
-class MemoryTransport(asyncio.Transport):
-    """A connection whose client takes everything at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = bytearray()
-        self.closed = False
-        self.paused = False
-        self.protocol: Any = None
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self.closed:
-            self.sent += data
-
-    def close(self) -> None:
-        self.closed = True
-
-    def abort(self) -> None:
-        self.closed = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        pass
-
-    def is_reading(self) -> bool:
-        return not self.paused
-
-    def pause_reading(self) -> None:
-        self.paused = True
-
-    def resume_reading(self) -> None:
-        self.paused = False
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self.protocol = protocol
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self.protocol
-
-
 def converse(world: World, pieces: list[bytes]) -> tuple[bytes, bool]:
     """What a connection answers to these bytes, and whether it closes."""
     transport = MemoryTransport()
-    transport.protocol = Http1Protocol(world.server.app)
+    transport.protocol = Http1Connection(world.server.app, KnownHeads())
     transport.protocol.connection_made(transport)
     for piece in pieces:
         if transport.closed:

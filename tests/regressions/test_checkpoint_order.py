@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headrace.core.runtime import StepRuntime
+from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.engine import Engine, TopicInfo
-from headrace.engine.idempotency import ProducerClaim
 from headrace.storage.block import Batch, Record
-from headrace.storage.merge import MergePolicy
+from headrace.storage.files.merge_policy import MergePolicy
 from headrace.testing.faultfs import Fault, FaultFilesystem, FaultPlan
 from headrace.testing.simdisk import SimDisk
 
@@ -36,7 +36,7 @@ def step(engine: Engine) -> bool:
 
 
 def disk_of(engine: Engine) -> SimDisk:
-    disk = engine.core.fs
+    disk = engine.state.fs
     return disk if isinstance(disk, SimDisk) else disk.inner  # type: ignore[attr-defined]
 
 
@@ -124,7 +124,7 @@ def test_a_failed_checkpoint_leaves_everything_to_the_next_one(start: Start) -> 
         while step(engine):
             pass
         plan.armed = False
-        if engine.core.shards[0].state == "ok":
+        if engine.state.shards[0].state == "ok":
             engine.checkpoint().result()
         assert view(engine) == before, at
         engine = start(killed(engine), policy=MERGING)

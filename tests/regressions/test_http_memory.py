@@ -13,12 +13,11 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.settings import Settings
-from headrace.server.app import TARGET_BYTES_MAX
+from headrace.server.http1.heads import LINE_BYTES_MAX
 from headrace.wire.exchange import EVENT_STREAM, Exchange
-from headrace.wire.native import TOPICS
 from headrace.wire.routes import Route
-from tests.unit.server.http2_client import Client, frame
-from tests.unit.server.serving import Served, read_response, read_until
+from tests.support.http2_client import Client, frame
+from tests.support.served_app import Served, read_response, read_until
 
 MIB = 1 << 20
 SETTINGS = Settings(
@@ -36,10 +35,10 @@ class Handlers:
 
     def routes(self) -> list[Route]:
         return [
-            Route("POST", "/take", self.take, TOPICS),
-            Route("GET", "/take", self.take, TOPICS),
-            Route("GET", "/large", lambda e: e.answer(200, bytes(MIB), b"text/plain"), TOPICS),
-            Route("POST", "/stream", self.stream, TOPICS, long_lived=True),
+            Route("POST", "/take", self.take),
+            Route("GET", "/take", self.take),
+            Route("GET", "/large", lambda e: e.answer(200, bytes(MIB), b"text/plain")),
+            Route("POST", "/stream", self.stream, long_lived=True),
         ]
 
     def take(self, exchange: Exchange) -> None:
@@ -178,7 +177,7 @@ def test_http2_heads_that_nobody_reads(server: Served) -> None:
         block = b"\x02\x04HEAD\x86\x01\x09localhost\x04" + bytes([len(path)]) + path
         server.wait(lambda: bool(server.app.connections))
         server.call(lambda: setattr(server.app, "prepare", _with_much))
-        server.call(lambda: setattr(server.app.gate, "adds_headers", True))
+        server.call(lambda: setattr(server.app.routes.dialects[0], "adds_headers", True))
         buffered = [0]
         with contextlib.suppress(ConnectionError):
             for start in range(1, 40_001, 200):
@@ -198,7 +197,8 @@ def test_only_what_is_taken_is_progress(server: Served) -> None:
     with Client(server, greedy=False) as client:
         client.h2.increment_flow_control_window(100 * MIB)
         client.flush()
-        server.wait(lambda: [type(c).__name__ for c in server.app.connections] == ["Http2Protocol"])
+        kinds = ["Http2Connection"]
+        server.wait(lambda: [type(c).__name__ for c in server.app.connections] == kinds)
         (connection,) = server.app.connections
         transport = connection.transport
 
@@ -220,12 +220,12 @@ def test_only_what_is_taken_is_progress(server: Served) -> None:
 def test_long_request_lines_are_not_remembered(server: Served) -> None:
     with server.connect() as sock:
         for number in range(20):
-            query = f"{number:04}" + "x" * (TARGET_BYTES_MAX if number % 2 else 10)
+            query = f"{number:04}" + "x" * (LINE_BYTES_MAX if number % 2 else 10)
             sock.sendall(f"GET /take?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             assert read_response(sock).status == 200
-    known = server.app._targets
-    assert len(known) == 10
-    assert all(len(url) <= TARGET_BYTES_MAX for _, url in known)
+    lines = server.heads._lines
+    assert len(lines) == 10
+    assert all(len(line) <= LINE_BYTES_MAX for line in lines)
 
 
 @pytest.mark.parametrize(

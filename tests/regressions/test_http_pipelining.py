@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.settings import Settings
-from headrace.server.http1_answer import StreamOutlet
+from headrace.server.http1.outlet import Http1Outlet
+from headrace.server.http1.states import DISCARDING, OPEN
 from headrace.wire.exchange import EVENT_STREAM, Exchange
-from headrace.wire.native import TOPICS
 from headrace.wire.routes import Route
-from tests.unit.server.serving import Served, read_response, read_until
+from tests.support.served_app import Served, read_response, read_until
 
 SETTINGS = Settings(
     body_bytes_max=1 << 20,
@@ -36,7 +36,7 @@ class Handlers:
 
     def routes(self) -> list[Route]:
         def route(method: str, path: str, handler: object, **more: object) -> Route:
-            return Route(method, path, handler, TOPICS, **more)
+            return Route(method, path, handler, **more)
 
         return [
             route("GET", "/hold", self.held.append),
@@ -111,7 +111,7 @@ def test_all_in_progress_are_answered_at_the_end(
             server.call(server.app.drain)
         else:
             sock.shutdown(socket.SHUT_WR)
-            server.wait(lambda: all(c.closing for c in server.app.connections))
+            server.wait(lambda: all(c.answering is not OPEN for c in server.app.connections))
         for at in (1, 0, 2):
             release(server, handlers, at)
         data = read_all(sock)
@@ -177,7 +177,7 @@ def test_what_is_around_a_body_is_bounded(server: Served, what: bytes) -> None:
         reads = 0
         server.wait(lambda: bool(server.app.connections))
         (connection,) = server.app.connections
-        while not connection._discarding and reads < 10:
+        while connection.reading is not DISCARDING and reads < 10:
             server.wait(lambda seen=reads: connection._reads > seen)
             reads = connection._reads
             sock.sendall(piece)
@@ -294,7 +294,7 @@ def test_the_time_that_we_do_not_read_is_not_the_clients(handlers: Handlers) -> 
 
 def test_a_stream_behind_an_answer_that_nobody_takes(server: Served, handlers: Handlers) -> None:
     """Its handler can tell that it is stuck, and close it."""
-    outlets: list[StreamOutlet] = []
+    outlets: list[Http1Outlet] = []
     with server.connect() as sock:
         sock.sendall(get("/hold") + get("/stream"))
         server.wait(lambda: len(handlers.held) == 1)

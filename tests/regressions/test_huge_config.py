@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.engine.topic_config import TopicConfig
+from headrace.engine.topics.config import TopicConfig
 from headrace.testing.simdisk import SimDisk
 
 U64_MAX = (1 << 64) - 1

@@ -6,7 +6,7 @@ fell from 11,000 appends a second to 600.
 
 from __future__ import annotations
 
-from headrace.engine.idempotency import KeyIndex
+from headrace.engine.appending.idempotency import KeyIndex
 
 
 class WatchedRow:

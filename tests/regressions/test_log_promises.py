@@ -15,7 +15,9 @@ from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.errors import DataDirLocked, HeadraceError, WalCorrupt
 from headrace.core.runtime import Done, StepRuntime
 from headrace.engine.engine import Engine
-from headrace.storage.frame import (
+from headrace.storage.fs import Filesystem
+from headrace.storage.wal.file import discover, file_path
+from headrace.storage.wal.frame import (
     BATCH_HEADER_BYTES,
     ENTRY_STATE,
     FORMAT_VERSION,
@@ -28,10 +30,10 @@ from headrace.storage.frame import (
     encode_file_header,
     entry_topic,
 )
-from headrace.storage.fs import Filesystem
-from headrace.storage.scan import ShardScan, scan_all
-from headrace.storage.wal import WalShard
-from headrace.storage.wal_file import discover, file_path
+from headrace.storage.wal.next_file import FileSequence
+from headrace.storage.wal.scan import ShardScan
+from headrace.storage.wal.scan_shards import scan_all
+from headrace.storage.wal.shard import WalShard
 from headrace.testing.faultfs import Fault, FaultFilesystem, FaultPlan
 from headrace.testing.simdisk import MODES, SimDisk
 
@@ -72,14 +74,13 @@ def open_shard(
     fs: Filesystem, runtime: StepRuntime, *, file_bytes: int = 64 * KIB, first: int = 1
 ) -> WalShard:
     numbers = count(first)
+    files = FileSequence(
+        fs, runtime, SeededRandom(first), "wal", 0, lambda: next(numbers), file_bytes=file_bytes
+    )
     shard = WalShard(
         fs,
         runtime,
-        SeededRandom(first),
-        "wal",
-        0,
-        lambda: next(numbers),
-        file_bytes=file_bytes,
+        files,
         batch_bytes_max=16 * KIB,
         pending_bytes_max=KIB * KIB,
         sync_interval_ms=SYNC_INTERVAL_MS,
@@ -311,11 +312,12 @@ class FaultyLog:
     """A log that has started well; the calls of its faults are counted from there."""
 
     def __init__(self, *faults: Fault, runtime_of: type[StepRuntime] = StepRuntime) -> None:
-        started = FaultPlan()
         runtime = runtime_of(ManualClock())
+        faults = tuple(replace(fault, path="wal*") for fault in faults)
+        started = FaultPlan(*(replace(fault, at=1 << 30) for fault in faults))
         open_shard(FaultFilesystem(SimDisk(), started), runtime)
         runtime.run()
-        later = [replace(f, at=f.at + started.calls[f.operation]) for f in faults]
+        later = [replace(f, at=f.at + seen) for f, seen in zip(faults, started.seen, strict=True)]
         self.plan = FaultPlan(*later)
         self.disk = SimDisk()
         self.runtime = runtime_of(ManualClock())

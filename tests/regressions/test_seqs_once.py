@@ -13,8 +13,8 @@ import pytest
 from headrace.core.clock import ManualClock
 from headrace.core.errors import NotReady
 from headrace.core.runtime import StepRuntime
+from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.engine import Engine
-from headrace.engine.idempotency import ProducerClaim
 from headrace.testing.simdisk import SimDisk
 
 Start = Callable[..., Engine]
@@ -22,8 +22,8 @@ CLASSES = ("memory", "disk", "ephemeral")
 
 
 def disk_of(engine: Engine) -> SimDisk:
-    assert isinstance(engine.core.fs, SimDisk)
-    return engine.core.fs
+    assert isinstance(engine.state.fs, SimDisk)
+    return engine.state.fs
 
 
 def without_power(engine: Engine) -> SimDisk:

@@ -7,15 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from headrace.core.runtime import StepRuntime, Ticket
-from headrace.engine.append import Appended
+from headrace.engine.appending.pending_append import Appended
 from headrace.engine.engine import Engine
+from tests.support.seqs import seqs_read
 
 Start = Callable[..., Engine]
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
-
-
-def seqs(engine: Engine, from_seq: int = 0) -> list[int]:
-    return [record.seq for record in engine.read("t", from_seq).result().records]
 
 
 def runtime_of(engine: Engine) -> StepRuntime:
@@ -32,7 +29,7 @@ def test_a_cursor_does_not_run_ahead_of_what_is_visible(start: Start, durability
     cursor = engine.read("t").result().next_from_seq
     assert cursor == engine.topic("t").head_seq
     ticket.result()
-    assert seqs(engine, cursor) == list(range(cursor + 1, 4))
+    assert seqs_read(engine, from_seq=cursor) == list(range(cursor + 1, 4))
 
 
 @pytest.mark.parametrize("durability", CLASSES)
@@ -44,7 +41,7 @@ def test_what_is_acknowledged_can_be_read_at_once(start: Start, durability: str)
 
     def acknowledged(ticket: Ticket[Appended]) -> None:
         info = engine.topic("t")
-        seen.append((ticket.result().last_seq, info.head_seq, seqs(engine)))
+        seen.append((ticket.result().last_seq, info.head_seq, seqs_read(engine)))
 
     for n in range(3):
         engine.append("t", [n]).when_done(acknowledged)
@@ -63,18 +60,18 @@ def test_no_append_overtakes_an_earlier_one_of_its_topic(start: Start) -> None:
     engine = start()
     for name, durability in (("t", "disk"), ("neighbour", "disk"), ("synced", "fsync")):
         engine.put_topic(name, {"durability": durability}).result()
-    topic, (shard,) = engine.core.topic("t"), engine.core.shards
+    topic, (shard,) = engine.state.topic("t"), engine.state.shards
     runtime_of(engine).run()
     order: list[str] = []
-    asking = engine.append("t", [0] * (topic.reserved - 1))
+    asking = engine.append("t", [0] * (topic.reservation.valid_to - 1))
     engine.append("synced", [0])
     engine.flush()  # A sync has begun that will make durable what the first append asked for.
-    assert asking.done and shard.durable < topic.reserve_mark
+    assert asking.done and shard.durable < topic.reservation.mark
     waiting = engine.append("t", [1, 2])
     waiting.when_done(lambda _: order.append("first"))
     engine.append("neighbour", [0])
     engine.flush()  # Written at once for the sake of the neighbour, but after that sync began.
-    while shard.durable < topic.reserve_mark:
+    while shard.durable < topic.reservation.mark:
         assert runtime_of(engine).step()
     assert not waiting.done
     engine.append("t", [3]).when_done(lambda _: order.append("second"))

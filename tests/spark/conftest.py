@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,13 +12,27 @@ from pyspark.sql import SparkSession
 from headrace.client import Client
 from headrace.spark import spark_session
 from headrace.testing.process import ServerProcess
-from tests.spark.sealing import SETTINGS
+from tests.support.checkout import ROOT
+from tests.support.object_stores import endpoint
+from tests.support.sealed_topics import SETTINGS
+
+__all__ = ["endpoint"]
+
+
+# Java compiles quickly rather than well: a suite runs most code a few times only.  That takes two
+# fifths off what each Java spends, here and in the processes of tests.
+os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The one session: two threads, tasks tried again up to three times."""
-    session = spark_session(master="local[2,4]")
+    """The one session: two threads, tasks tried once more; workers have their imports already."""
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, str(ROOT)]))
+    session = spark_session(
+        {"spark.python.daemon.module": "tests.support.spark_daemon"}, master="local[2,2]"
+    )
+    os.environ["PYTHONPATH"] = before  # Java has it
     yield session
     session.stop()
 

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.client import Client
 from headrace.testing.process import ServerProcess
-from tests.spark.sealing import fill, rows_of, seal
+from tests.support.sealed_topics import fill, rows_of, seal
 
 
 @pytest.fixture

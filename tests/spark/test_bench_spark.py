@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.support.checkout import ROOT
 
 sys.path.insert(0, str(ROOT))
-from bench import figures, spark_data  # noqa: E402
+from bench import figures, spark_data
 
 CASES = (
     "spark_scan",

@@ -15,7 +15,7 @@ from headrace.core.errors import InvalidRequest
 from headrace.core.settings import Settings
 from headrace.spark.writing import chunks as module
 from headrace.spark.writing.chunks import CHUNK_BYTES_MAX, CHUNK_ROWS_MAX, ROW_BYTES, Cutter, chunks
-from headrace.wire.native_arrow import OFF_LOOP_BYTES_MIN
+from headrace.wire.native.arrow import OFF_LOOP_BYTES_MIN
 
 TEXT = st.text("ab", max_size=9)
 ROWS = st.lists(

@@ -23,13 +23,13 @@ from headrace.client import Client
 from headrace.spark.java import find_java
 from headrace.spark.session import MASTER_VARIABLE, REMOTE_VARIABLE
 from headrace.testing.process import ServerProcess
-from tests.spark.elsewhere import TASKS
-from tests.spark.sealing import fill, rows_of, seal
+from tests.support.checkout import ROOT
+from tests.support.sealed_topics import fill, rows_of, seal
+from tests.support.spark_program import TASKS
 
 # Up to six Java processes start, on whatever machine.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 DEPLOY = "org.apache.spark.deploy"
 ROWS = 60_000
@@ -121,7 +121,7 @@ def run(
             seal(client, "source")
             arguments = [server.url, "source", "target", str(tmp_path / "checkpoint")]
             done = subprocess.run(
-                [sys.executable, "-m", "tests.spark.elsewhere", *arguments],
+                [sys.executable, "-m", "tests.support.spark_program", *arguments],
                 env=environment(**place),
                 cwd=tmp_path,
                 stdin=subprocess.DEVNULL,

@@ -30,7 +30,7 @@ from headrace.core.errors import ConfigError
 from headrace.spark.ddl import fields_of
 from headrace.spark.options import source_options
 from headrace.spark.reading.columns import Shape, shape_of
-from tests.spark.pages import TS_MS, page
+from tests.support.record_pages import TS_MS, page
 
 
 def shape(schema: StructType | None = None, /, **options: str) -> Shape:
@@ -92,7 +92,7 @@ def test_no_pandas_is_imported_on_the_way() -> None:
         import pyarrow as pa
         from headrace.spark.reading.columns import shape_of
         from headrace.spark.options import source_options
-        from headrace.storage.page_columns import PAGE_SCHEMA
+        from headrace.storage.segment.page_columns import PAGE_SCHEMA
         from headrace.spark.reading.payloads import alone
         arrays = [pa.nulls(1, field.type) for field in PAGE_SCHEMA]
         zero = [None, pa.py_buffer(bytes(8))]

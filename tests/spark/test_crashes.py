@@ -20,10 +20,10 @@ from pyspark.sql import SparkSession
 
 from headrace.client import Client
 from headrace.testing.process import ServerProcess
-from tests.conftest import Sweep
-from tests.spark.copying import BATCH_SEQS, TASKS, copy
+from tests.support.checkout import ROOT
+from tests.support.spark_copying import BATCH_SEQS, TASKS, copy
+from tests.support.sweeps import Sweep
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = ("a", "b")
 TARGET = "copied"
 WAIT_SECONDS = 240
@@ -69,7 +69,7 @@ class Story:
         arguments = [self.server.url, ",".join(SOURCES), TARGET, self.checkpoint]
         with (self.directory / "driver.log").open("ab") as log:
             self.driver = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.copying", *arguments],
+                [sys.executable, "-m", "tests.support.spark_copying", *arguments],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
                 stdin=subprocess.DEVNULL,
@@ -153,6 +153,7 @@ def make_story(tmp_path: Path) -> Iterator[Callable[[int], Story]]:
         story.close()
 
 
+@pytest.mark.slow  # it starts Spark twice
 @pytest.mark.timeout(900)  # it waits for two starts of Spark, on whatever machine
 def test_the_driver_and_the_server_are_killed(
     spark: SparkSession, make_story: Callable[[int], Story]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from headrace.cli.main import main
 from headrace.client import Client, Draft
 from headrace.testing.process import ServerProcess
-from tests.spark.pipeline_help import all_records
+from tests.support.pipeline_workers import all_records
+
+Project = Callable[..., dict[str, Any]]
 
 COUNTS_SQL = """
 select date_format(window.start, 'HH:mm') as minute, count(*) as clicks
@@ -49,10 +52,16 @@ def declare(client: Client, topic: str) -> dict[str, str]:
     return names
 
 
-def project(capfd: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main(["pipelines", "project", *words, "--json"]) == 0, capfd.readouterr().err
-    found: dict[str, Any] = json.loads(capfd.readouterr().out)
-    return found
+@pytest.fixture
+def project(capfd: pytest.CaptureFixture[str]) -> Project:
+    """Run `headrace pipelines project WORDS --json` and return what it says."""
+
+    def run(*words: str) -> dict[str, Any]:
+        assert main(["pipelines", "project", *words, "--json"]) == 0, capfd.readouterr().err
+        found: dict[str, Any] = json.loads(capfd.readouterr().out)
+        return found
+
+    return run
 
 
 def test_the_command_writes_what_fits(
@@ -61,6 +70,7 @@ def test_the_command_writes_what_fits(
     topic: str,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
+    project: Project,
 ) -> None:
     client.put_topic(topic)
     names = declare(client, topic)
@@ -71,7 +81,7 @@ def test_the_command_writes_what_fits(
     assert main(["pipelines", "project", f"{topic}.tags", *where]) == 1
     assert "output_mode is update" in capfd.readouterr().err
     assert not (tmp_path / "p").exists()
-    found = project(capfd, *names.values(), f"--to={tmp_path / 'p'}", "--url", server.url)
+    found = project(*names.values(), f"--to={tmp_path / 'p'}", "--url", server.url)
     kinds = {one["pipeline"]: one["kind"] for one in found["pipelines"]}
     assert kinds == {
         names["counts"]: "streaming_table",
@@ -80,7 +90,7 @@ def test_the_command_writes_what_fits(
     }
     written = {str(path.relative_to(tmp_path / "p")) for path in (tmp_path / "p").rglob("*.*")}
     assert written == set(found["files"]) and found["ran"] is False
-    left_out = project(capfd, "--all", "--replace", *where)["left_out"]
+    left_out = project("--all", "--replace", *where)["left_out"]
     assert f"{topic}.tags" in {one["pipeline"] for one in left_out}
     for name in (*names.values(), f"{topic}.tags"):
         client.delete_pipeline(name)
@@ -98,13 +108,13 @@ def test_spark_pipelines_runs_it(
     client: Client,
     topic: str,
     tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+    project: Project,
 ) -> None:
     client.append(topic, [click(number, number * 10) for number in range(18)])
     client.append(topic, [click(3, 30)])
     names = declare(client, topic)
     words = [*names.values(), "--to", str(tmp_path / "p"), "--sinks", "--url", server.url]
-    found = project(capfd, *words, "--run")
+    found = project(*words, "--run")
     tables = {one["pipeline"]: one["table"] for one in found["pipelines"]}
 
     def rows(kind: str) -> list[dict[str, Any]]:
@@ -120,7 +130,7 @@ def test_spark_pipelines_runs_it(
     assert totals == {"t0": (9, 16), "t1": (10, 17)}
 
     client.append(topic, [click(number, number * 10) for number in range(18, 36)])
-    project(capfd, *words, "--run")
+    project(*words, "--run")
     minutes = [("12:00", 7), ("12:01", 6), ("12:02", 6), ("12:03", 6)]
     counts = all_records(client, f"{topic}.counts")
     assert sorted((row["minute"], row["clicks"]) for row in counts) == minutes

@@ -13,14 +13,14 @@ from pyspark.sql import SparkSession
 
 from headrace.cli.main import main
 from headrace.client import Client
-from headrace.lake import replay as replaying
-from headrace.lake.filtering import filtered_on
-from headrace.lake.layout import Lake
-from headrace.lake.replay import Wanted, replay
-from headrace.lake.tasks import run_on
+from headrace.lake.loading import replay as replaying
+from headrace.lake.loading.replay import Wanted, replay
+from headrace.lake.loading.replay_filter import filtered_on
+from headrace.lake.tables.layout import Lake
+from headrace.lake.tables.tasks import run_on
 from headrace.testing.process import ServerProcess
-from tests.spark.sealing import fill
-from tests.unit.lake.lakes import Bench, Died, rows_in
+from tests.support.lakes import Bench, Died, rows_in
+from tests.support.sealed_topics import fill
 
 
 @pytest.fixture
@@ -123,12 +123,9 @@ def test_parts_as_tasks(
     assert stored(bench.client, to) == stored(bench.client, topic)
 
 
+@pytest.mark.usefixtures("spark")
 def test_a_refusal_in_a_task_is_named(
-    spark: SparkSession,
-    bench: Bench,
-    topic: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    bench: Bench, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"a":1}\n{"a":\n')

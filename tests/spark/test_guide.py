@@ -20,7 +20,8 @@ from pyspark.sql import SparkSession
 
 from headrace.cli.main import main
 from headrace.testing.process import ServerProcess
-from tests.test_docs import BLOCK, PUBLIC_ADDRESS, ROOT, documents, examples_of, run
+from tests.support.checkout import ROOT
+from tests.support.documented_examples import BLOCK, PUBLIC_ADDRESS, documents, examples_of, run
 
 GUIDE = ROOT / "docs" / "guides" / "spark.md"
 TEXT = GUIDE.read_text(encoding="utf-8")
@@ -92,20 +93,3 @@ def test_the_messages_of_the_guide_are_in_the_code() -> None:
     )
     missing = [message for message in said - NOT_OURS if message not in source]
     assert not missing, missing
-
-
-def test_the_modules_of_the_internals_page_are_those_there_are() -> None:
-    page = (ROOT / "docs" / "internals" / "spark.md").read_text(encoding="utf-8")
-    table = page.partition("## Modules")[2].partition("\n## ")[0]
-    named = {
-        name
-        for row in re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE)
-        for name in re.findall(r"`([\w/]+)`", row)
-    }
-    package = ROOT / "src" / "headrace" / "spark"
-    there = {
-        path.relative_to(package).with_suffix("").as_posix()
-        for path in package.rglob("*.py")
-        if path.stem != "__init__"
-    }
-    assert named == there | {"java_home"}

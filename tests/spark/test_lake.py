@@ -15,21 +15,22 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.api.records import Draft
 from headrace.cli import lake
 from headrace.cli.main import main
 from headrace.client import Client
-from headrace.client.models import Draft
 from headrace.core.errors import DataLost, HeadraceError
-from headrace.lake.columns import VARIANT
-from headrace.lake.compact import compact
-from headrace.lake.layout import Lake
-from headrace.lake.tasks import Failed, run_inline, run_on
-from headrace.lake.variants import copy_on
-from headrace.lake.verify import verify
+from headrace.lake.tables.columns import VARIANT
+from headrace.lake.tables.layout import Lake
+from headrace.lake.tables.tasks import Failed, run_inline, run_on
+from headrace.lake.writing.compact import compact
+from headrace.lake.writing.variants import copy_on
+from headrace.lake.writing.verify import verify
 from headrace.testing.process import ServerProcess
-from tests.spark.sealing import fill, rows_of, seal
-from tests.test_docs import BLOCK, ROOT
-from tests.unit.lake.lakes import ODD_JSON, Bench, Died, accounted, dies_at, gaps_in, rows_in
+from tests.support.checkout import ROOT
+from tests.support.documented_examples import BLOCK
+from tests.support.lakes import ODD_JSON, Bench, Died, accounted, dies_at, gaps_in, rows_in
+from tests.support.sealed_topics import fill, rows_of, seal
 
 Command = Callable[..., Any]
 

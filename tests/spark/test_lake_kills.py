@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from headrace.client import Client
-from headrace.lake.layout import Lake
-from headrace.lake.tasks import run_inline
-from headrace.lake.verify import verify
+from headrace.lake.tables.layout import Lake
+from headrace.lake.tables.tasks import run_inline
+from headrace.lake.writing.verify import verify
 from headrace.testing.process import ServerProcess
-from tests.conftest import Sweep
-from tests.spark.sealing import SETTINGS, fill, rows_of
-from tests.unit.lake.lakes import Bench, accounted, gaps_in, rows_in
+from tests.support.checkout import ROOT
+from tests.support.lakes import Bench, accounted, gaps_in, rows_in
+from tests.support.sealed_topics import SETTINGS, fill, rows_of
+from tests.support.sweeps import Sweep
 
 TOPIC = "orders"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Filling(threading.Thread):

@@ -10,14 +10,14 @@ import pytest
 
 from headrace.core.errors import InvalidRequest
 from headrace.spark.reading.limits import share_out
-from headrace.spark.reading.offsets import Offset, Place, Target, ahead_of, decode, step
+from headrace.spark.reading.offsets import Offset, RunEnd, TopicOffset, ahead_of, decode, step
 from headrace.spark.reading.parts import Gap
 from headrace.spark.reading.spans import Span
 from headrace.spark.reading.topics import TopicHead
 
 
 def at(**places: tuple[int, int]) -> Offset:
-    return Offset(topics={name: Place(*place) for name, place in places.items()})
+    return Offset(topics={name: TopicOffset(*place) for name, place in places.items()})
 
 
 def heads(**given: tuple[int, int, int]) -> dict[str, TopicHead]:
@@ -30,10 +30,14 @@ def everything(_topic: str) -> bool:
 
 def test_an_offset_comes_back_as_it_was_and_equal_ones_are_spelt_alike() -> None:
     one = Offset(
-        topics={"b": Place(2, 9), "a": Place(1 << 33, 0)}, came_from={"a": Place(7, 3)}, turn="b"
+        topics={"b": TopicOffset(2, 9), "a": TopicOffset(1 << 33, 0)},
+        came_from={"a": TopicOffset(7, 3)},
+        turn="b",
     )
     other = Offset(
-        topics={"a": Place(1 << 33, 0), "b": Place(2, 9)}, came_from={"a": Place(7, 3)}, turn="b"
+        topics={"a": TopicOffset(1 << 33, 0), "b": TopicOffset(2, 9)},
+        came_from={"a": TopicOffset(7, 3)},
+        turn="b",
     )
     text = json.dumps(one.to_json())
     assert decode(json.loads(text)) == one
@@ -79,9 +83,9 @@ def test_a_step_is_what_lies_between_two_offsets() -> None:
 
 
 def test_the_first_batch_does_not_depend_on_when_its_start_is_asked_for() -> None:
-    begun = Offset(topics={"t": Place(1, 5)}, new=True)
+    begun = Offset(topics={"t": TopicOffset(1, 5)}, new=True)
     first = ahead_of(begun, heads(t=(1, 1, 8)), everything, None).offset
-    asked_again = Offset(topics={"t": Place(1, 8)}, new=True)
+    asked_again = Offset(topics={"t": TopicOffset(1, 8)}, new=True)
     assert step(begun, first) == step(asked_again, first) == ([Span("t", 1, 6, 8)], [])
     # The next one does not carry it along.
     second = ahead_of(first, heads(t=(1, 1, 9)), everything, None).offset
@@ -159,7 +163,7 @@ def test_no_topic_starves_when_the_limit_is_below_their_number() -> None:
 
 
 def test_available_now_ends_whatever_happens_to_its_topics() -> None:
-    target = Target(heads(grows=(1, 1, 5), anew=(2, 1, 9), gone=(3, 1, 4), quiet=(4, 1, 2)))
+    target = RunEnd(heads(grows=(1, 1, 5), anew=(2, 1, 9), gone=(3, 1, 4), quiet=(4, 1, 2)))
     offset = at(grows=(1, 0), anew=(2, 3), gone=(3, 1), quiet=(4, 2), before=(5, 1))
     read: dict[str, int] = {}
     gaps: list[tuple[str, str]] = []
@@ -184,12 +188,12 @@ def test_available_now_ends_whatever_happens_to_its_topics() -> None:
         pytest.fail("the run does not end")
     assert read == {"grows": 5}
     assert sorted(gaps) == [("anew", "recreated"), ("before", "deleted"), ("gone", "deleted")]
-    assert offset.topics["anew"] == Place(100, 0)
+    assert offset.topics["anew"] == TopicOffset(100, 0)
 
 
 def test_a_start_beyond_the_target_of_available_now_is_no_other_topic() -> None:
-    begun = Offset(topics={"t": Place(1, 7)}, new=True)
-    target = Target(heads(t=(1, 1, 5)))
+    begun = Offset(topics={"t": TopicOffset(1, 7)}, new=True)
+    target = RunEnd(heads(t=(1, 1, 5)))
     now = target.cut(heads(t=(1, 1, 9)), begun)
     first = ahead_of(begun, now, everything, None).offset
     assert step(begun, first) == ([], [])

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from headrace.client import Client
 from headrace.testing.process import ServerProcess
-from tests.spark.sealing import SETTINGS, fill, rows_of, seal
+from tests.support.sealed_topics import SETTINGS, fill, rows_of, seal
 
 ROWS = 3_000
 COLUMNS = ["data", "tag", "node", "meta"]

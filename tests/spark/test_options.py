@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
@@ -20,8 +19,8 @@ from headrace.spark.options import (
     sink_options,
     source_options,
 )
+from tests.support.checkout import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SECRET = "hr_key_that_nobody_may_see"
 
 

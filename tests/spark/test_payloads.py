@@ -26,7 +26,7 @@ from headrace.core.errors import ConfigError, InvalidRequest
 from headrace.spark.ddl import fields_of
 from headrace.spark.reading.payloads import SLICE_ROWS, Payloads, by_column, by_record, typed_of
 from headrace.spark.reading.typed_values import check_type
-from tests.spark.pages import page
+from tests.support.record_pages import page
 
 EVERY_TYPE = fields_of(
     "b BOOLEAN, i1 TINYINT, i2 SMALLINT, i4 INT, i8 BIGINT, f FLOAT, d DOUBLE, n DECIMAL(6, 2),"

@@ -13,27 +13,22 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.api.pipelines import Declaration, PipelineDest, PipelineSource, Watermark
 from headrace.client import Client, Draft
 from headrace.core.errors import CheckpointIncompatible, DataLost, TopicNotFound
-from headrace.pipelines.building import Place, starts_of, topic_batches
-from headrace.pipelines.declaration import (
-    Declaration,
-    PipelineDest,
-    PipelineSource,
-    Watermark,
-)
-from headrace.pipelines.runs import in_words
+from headrace.pipelines.worker.building import WorkerSetup, starts_of, topic_batches
+from headrace.pipelines.worker.runs import in_words
 from headrace.spark.options import Connection
 from headrace.testing.process import ServerProcess
-from tests.spark.pipeline_help import all_records, rows_of_table, run_all
+from tests.support.pipeline_workers import all_records, rows_of_table, run_all
 
 replace = msgspec.structs.replace
 TAGS = ("t0", "t1", "t2")
 
 
 @pytest.fixture
-def place(server: ServerProcess, tmp_path: Path) -> Place:
-    return Place(Connection(server.url), str(tmp_path / "checkpoints"), {}, str(tmp_path))
+def place(server: ServerProcess, tmp_path: Path) -> WorkerSetup:
+    return WorkerSetup(Connection(server.url), str(tmp_path / "checkpoints"), {}, str(tmp_path))
 
 
 def append(client: Client, topic: str, first: int, count: int) -> None:
@@ -41,7 +36,7 @@ def append(client: Client, topic: str, first: int, count: int) -> None:
     client.append(topic, [Draft({"n": n}, tag=TAGS[n % 3]) for n in numbers])
 
 
-def forget_the_last_batch(place: Place, name: str, checkpoint: str = "1") -> None:
+def forget_the_last_batch(place: WorkerSetup, name: str, checkpoint: str = "1") -> None:
     """As if the worker had been killed after the batch was written."""
     commits = Path(place.checkpoints) / name / checkpoint / "commits"
     newest = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
@@ -64,7 +59,7 @@ def test_a_batch_that_runs_again_is_there_once(
     spark: SparkSession,
     client: Client,
     topic: str,
-    place: Place,
+    place: WorkerSetup,
     tmp_path: Path,
     modes: dict[str, Any],
 ) -> None:
@@ -128,7 +123,7 @@ def test_one_attempt_of_a_batch_is_what_stands(
 
 @pytest.mark.long
 def test_a_query_that_changes_in_the_middle_of_a_batch(
-    spark: SparkSession, client: Client, topic: str, place: Place
+    spark: SparkSession, client: Client, topic: str, place: WorkerSetup
 ) -> None:
     """Without state it goes on: what was begun is there once, and the rest by the new query."""
     append(client, topic, 0, 4)
@@ -164,7 +159,7 @@ def test_a_query_that_changes_in_the_middle_of_a_batch(
 
 @pytest.mark.long
 def test_sources_and_destinations_that_go_away(
-    spark: SparkSession, client: Client, topic: str, place: Place
+    spark: SparkSession, client: Client, topic: str, place: WorkerSetup
 ) -> None:
     def declared(name: str) -> Declaration:
         source = PipelineSource(f"{topic}.{name}", alias="t")
@@ -202,7 +197,7 @@ def test_sources_and_destinations_that_go_away(
     assert [row["s"] for row in all_records(client, f"{topic}.capped.out")] == list(range(19, 24))
 
 
-def test_where_queries_begin(client: Client, topic: str, place: Place) -> None:
+def test_where_queries_begin(client: Client, topic: str, place: WorkerSetup) -> None:
     """All of a pipeline at one place; what is not there is told before Spark is asked."""
     early, late = f"{topic}.early", f"{topic}.late"
     sources = [PipelineSource(early, alias="a"), PipelineSource(late, alias="b", start="latest")]
@@ -220,7 +215,7 @@ def test_where_queries_begin(client: Client, topic: str, place: Place) -> None:
 
 @pytest.mark.long
 def test_bad_records_are_copied_from_where_the_pipeline_begins(
-    spark: SparkSession, client: Client, topic: str, place: Place
+    spark: SparkSession, client: Client, topic: str, place: WorkerSetup
 ) -> None:
     """Those before it are none of its business, and of those behind it none is left out."""
     client.append(topic, [{"n": "old"}, {"n": 1}])

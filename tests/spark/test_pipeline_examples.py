@@ -15,7 +15,7 @@ from headrace.cli.main import main
 from headrace.client import Client, Record
 from headrace.pipelines import examples
 from headrace.testing.process import ServerProcess
-from tests.spark.pipeline_help import Watched, place_of, reports, until, working
+from tests.support.pipeline_workers import Watched, place_of, reports, until, working
 
 MINUTE = timedelta(minutes=1)
 Answer = Any

@@ -21,8 +21,8 @@ import pytest
 
 from headrace.client import Client, Draft
 from headrace.testing.process import ServerProcess
-from tests.conftest import Sweep
-from tests.spark.pipeline_help import all_records, rows_of_table, until
+from tests.support.pipeline_workers import all_records, rows_of_table, until
+from tests.support.sweeps import Sweep
 
 pytestmark = pytest.mark.long
 

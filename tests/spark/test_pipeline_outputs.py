@@ -11,11 +11,11 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.client import Client, Draft, Record
-from headrace.pipelines.building import Place
-from headrace.pipelines.tables import TableWriter
+from headrace.pipelines.worker.building import WorkerSetup
+from headrace.pipelines.worker.tables import TableWriter
 from headrace.spark.options import Connection
 from headrace.testing.process import ServerProcess
-from tests.spark.pipeline_help import all_records, rows_of_table, until, working
+from tests.support.pipeline_workers import all_records, rows_of_table, until, working
 
 GOOD = [{"n": n, "who": f"w{n % 2}"} for n in range(10)]
 SCHEMA = "n BIGINT, who STRING"
@@ -66,7 +66,7 @@ def test_everything_that_can_be_written_to(
     def done() -> bool:
         return all(client.pipeline(name).state == "done" for name in names)
 
-    place = Place(
+    place = WorkerSetup(
         Connection(server.url), str(tmp_path / "checkpoints"), {"cheap": cheap}, str(tmp_path)
     )
     with working(spark, place):

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.client import Client, Draft, Record
-from headrace.pipelines.worker import Limits, Worker
+from headrace.pipelines.worker.worker import Limits, Worker
 from headrace.testing.process import ServerProcess
-from tests.spark.pipeline_help import WAIT_SECONDS, all_records, place_of, until
+from tests.support.pipeline_workers import WAIT_SECONDS, all_records, place_of, until
 
 LEASE_MS = 4_000
 

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from headrace.client import Client
 from headrace.core.errors import SqlRefused
-from headrace.pipelines.plan_check import check_leaves, check_plan, is_stateful, new_session
+from headrace.pipelines.worker.plan_check import check_leaves, check_plan, is_stateful, new_session
 from headrace.testing.process import ServerProcess
-from tests.spark.pipeline_help import all_records, place_of, reports, until, working
+from tests.support.pipeline_workers import all_records, place_of, reports, until, working
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
+from headrace.api.segments import Floors, Manifest, ManifestFile
 from headrace.client import Client
-from headrace.client.models import Floors, Manifest, ManifestFile
 from headrace.core.errors import Forbidden, NotFound, NotReady, Throttled, TopicNotFound
 from headrace.spark.options import Position
+from headrace.spark.read_failures import DataLost
 from headrace.spark.reading.locations import split_url
 from headrace.spark.reading.manifests import slices_of
 from headrace.spark.reading.parts import FileSlice, Gap, HttpSlice, Pin, Slice
@@ -26,10 +27,9 @@ from headrace.spark.reading.planning import PART_BYTES_MAX, PART_BYTES_MIN, part
 from headrace.spark.reading.pushdown import Filters
 from headrace.spark.reading.spans import Span
 from headrace.spark.reading.topics import topic_heads
-from headrace.spark.trouble import DataLost
-from headrace.storage.seqs import ranges_of
+from headrace.storage.seq_ranges import ranges_of
 from headrace.testing.process import ServerProcess
-from tests.spark.sealing import SETTINGS, fill, options_of, seal, span_of
+from tests.support.sealed_topics import SETTINGS, fill, options_of, seal, span_of
 
 NO_FLOORS = Floors(0, 0, 0, 0, 0)
 

@@ -13,10 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.client import Client
 from headrace.core.errors import Forbidden
-from headrace.lake.frames import LakeHistory
-from headrace.lake.layout import Lake
-from headrace.lake.sync import Sync
-from headrace.lake.tasks import run_inline
+from headrace.lake.sql.frames import LakeArchiveTables
+from headrace.lake.tables.layout import Lake
+from headrace.lake.tables.tasks import run_inline
+from headrace.lake.writing.sync import Sync
 from headrace.spark.options import Connection
 from headrace.spark.sql.tables import Tables
 from headrace.testing.process import ServerProcess
@@ -132,7 +132,7 @@ def test_sql_with_a_lake(tenants: ServerProcess, spark: SparkSession, tmp_path: 
         connection = Connection(tenants.url, token="root")
         (done,) = Sync(root, connection, lake, run_inline).run(["blue.orders"])
     assert done.error is None
-    history = LakeHistory(spark, lake)
+    history = LakeArchiveTables(spark, lake)
     tables = Tables(spark, Connection(tenants.url, token="blue-key"), history)
     with tables.query("SELECT topic, tag, raw AS data FROM `blue.bills`") as (frame, _):
         assert seen(frame) == {"blue.bills": SEALED + TAIL}, "the lake has nothing of it"

@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 
 from headrace.cli.main import main
 from headrace.testing.process import ServerProcess
-from tests.test_docs import BLOCK, PUBLIC_ADDRESS, ROOT, examples_of, run
+from tests.support.checkout import ROOT
+from tests.support.documented_examples import BLOCK, PUBLIC_ADDRESS, examples_of, run
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

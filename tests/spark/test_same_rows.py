@@ -17,7 +17,7 @@ from headrace.core.limits import MIB
 from headrace.spark.options import Connection
 from headrace.spark.sql.tables import Tables
 from headrace.testing.process import ServerProcess
-from tests.spark.sealing import fill, rows_of, seal
+from tests.support.sealed_topics import fill, rows_of, seal
 
 # Read from Spark; `meta` as text, because SQL has it as a variant.
 COLUMNS = ("topic", "seq", "unix_millis(ts) AS ms", "node", "tag", "meta", "data")

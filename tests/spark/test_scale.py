@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from pyspark.sql import SparkSession
 
+from headrace.api.segments import Manifest
 from headrace.client import Client
 from headrace.core.limits import MIB
 from headrace.spark.options import Connection
@@ -15,8 +18,11 @@ from headrace.spark.sql.tables import Tables
 from headrace.testing.process import ServerProcess
 
 RECORDS = 5_000_000
+RECORDS_FEW = 1_000_000
 BATCH = 50_000
 KEYS = 10
+FILES_MIN = 3
+WAIT_SECONDS = 1.0  # after an append; not each one starts a checkpoint
 
 
 def batch_of(first: int) -> pa.Table:
@@ -28,23 +34,40 @@ def batch_of(first: int) -> pa.Table:
     return pa.table({"data": data, "tag": tags})
 
 
-def test_five_million_records(
-    spark: SparkSession, start_server: Callable[..., ServerProcess]
+def manifest(client: Client) -> Manifest:
+    found = client.segments("many")
+    client.release_pin("many", found.pin)
+    return found
+
+
+def wait_for_file(client: Client, files: int) -> int:
+    """How many files there are, once there are more than that or no checkpoint seems to run."""
+    give_up = time.monotonic() + WAIT_SECONDS
+    while (found := len(manifest(client).files)) <= files and time.monotonic() < give_up:
+        time.sleep(WAIT_SECONDS / 50)
+    return found
+
+
+@pytest.mark.parametrize("records", [RECORDS_FEW, pytest.param(RECORDS, marks=pytest.mark.slow)])
+def test_millions_of_records(
+    spark: SparkSession, start_server: Callable[..., ServerProcess], records: int
 ) -> None:
-    server = start_server(checkpoint_wal_bytes=16 * MIB)
+    server = start_server(checkpoint_wal_bytes=records * 4 * MIB // RECORDS)
     with Client(server.url) as client:
-        for first in range(1, RECORDS + 1, BATCH):
+        files = 0
+        for first in range(1, records + 1, BATCH):
             client.append_arrow("many", batch_of(first))
-        found = client.segments("many")
-        client.release_pin("many", found.pin)
+            if files < FILES_MIN:  # appends are quicker than checkpoints
+                files = wait_for_file(client, files)
+        found = manifest(client)
     # Most of it in files, and some of it not.
-    assert len(found.files) > 2 and 0 < found.tail_from_seq <= found.head_seq == RECORDS
+    assert len(found.files) >= FILES_MIN and 0 < found.tail_from_seq <= found.head_seq == records
     with Tables(spark, Connection(server.url)).query(
         "SELECT tag, count(*), sum(seq), max(seq), sum(data:n::bigint) FROM many GROUP BY tag"
     ) as (frame, _):
         rows = {row[0]: tuple(row)[1:] for row in frame.collect()}
     assert len(rows) == KEYS
-    each = RECORDS // KEYS
+    each = records // KEYS
     for digit in range(KEYS):
         first = digit or KEYS
         total = each * first + KEYS * each * (each - 1) // 2

@@ -16,30 +16,30 @@ from pyspark.sql import SparkSession
 
 from headrace.core.errors import ConfigError
 from headrace.spark import java, session, spark_session
-from headrace.spark.session import Place, place_of
+from headrace.spark.session import SparkAddress, place_of
+from tests.support.checkout import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SCRATCH = "/scratch/place"
 
 
 def test_where_spark_runs() -> None:
     master, remote = {session.MASTER_VARIABLE: "spark://m"}, {session.REMOTE_VARIABLE: "sc://r"}
-    assert place_of({}, None, None, {}) == Place(session.LOCAL_MASTER, None)
-    assert place_of({}, None, None, master) == Place("spark://m", None)
-    assert place_of({}, None, None, remote) == Place(None, "sc://r")
+    assert place_of({}, None, None, {}) == SparkAddress(session.LOCAL_MASTER, None)
+    assert place_of({}, None, None, master) == SparkAddress("spark://m", None)
+    assert place_of({}, None, None, remote) == SparkAddress(None, "sc://r")
     # What the caller says beats the environment, whichever of the two it names.
-    assert place_of({}, "local[1]", None, master | remote) == Place("local[1]", None)
-    assert place_of({}, None, "sc://x", master) == Place(None, "sc://x")
+    assert place_of({}, "local[1]", None, master | remote) == SparkAddress("local[1]", None)
+    assert place_of({}, None, "sc://x", master) == SparkAddress(None, "sc://x")
     settings = {"spark.master": "yarn", "spark.app.name": "x"}
-    assert place_of(settings, None, None, remote) == Place("yarn", None)
+    assert place_of(settings, None, None, remote) == SparkAddress("yarn", None)
     assert settings == {"spark.app.name": "x"}
     # Under spark-submit it is already decided.
-    assert place_of({}, None, None, {session.SUBMITTED_VARIABLE: "1"}) == Place(None, None)
+    assert place_of({}, None, None, {session.SUBMITTED_VARIABLE: "1"}) == SparkAddress(None, None)
     for given in ((None, None, master | remote), ("yarn", "sc://x", {})):
         with pytest.raises(ConfigError, match="not both; name one of them"):
             place_of({}, *given)
-    assert Place("local[2,4]", None).is_local and Place(None, "local[2]").is_local
-    assert not Place("yarn", None).is_local and not Place(None, "sc://r").is_local
+    assert SparkAddress("local[2,4]", None).is_local and SparkAddress(None, "local[2]").is_local
+    assert not SparkAddress("yarn", None).is_local and not SparkAddress(None, "sc://r").is_local
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_settings_of_a_local_session(environment: pytest.MonkeyPatch) -> None:
     given = {session.DRIVER_JAVA_OPTIONS: "-Dderby.system.home=/mine", "spark.ui.enabled": "true"}
-    found = session.prepare(Place("local[3,4]", None), given, SCRATCH)
+    found = session.prepare(SparkAddress("local[3,4]", None), given, SCRATCH)
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert os.environ["JAVA_HOME"] == java.SHIM_HOME
     assert found["spark.sql.warehouse.dir"] == f"{SCRATCH}/warehouse"
@@ -70,7 +70,7 @@ def test_settings_of_a_local_session(environment: pytest.MonkeyPatch) -> None:
 
 def test_places_with_spaces_are_one_word_to_java(environment: pytest.MonkeyPatch) -> None:
     environment.setattr(session, "LOG_SETTINGS", "/a b/log4j2.properties")
-    found = session.prepare(Place("local[1]", None), {}, "/it's/c d")
+    found = session.prepare(SparkAddress("local[1]", None), {}, "/it's/c d")
     assert shlex.split(found[session.DRIVER_JAVA_OPTIONS]) == [
         "-Dlog4j2.configurationFile=file:///a%20b/log4j2.properties",
         "-Dderby.system.home=/it's/c d",
@@ -78,11 +78,11 @@ def test_places_with_spaces_are_one_word_to_java(environment: pytest.MonkeyPatch
 
 
 def test_a_cluster_and_a_remote_keep_their_own(environment: pytest.MonkeyPatch) -> None:
-    cluster = session.prepare(Place("spark://m:7077", None), {}, SCRATCH)
+    cluster = session.prepare(SparkAddress("spark://m:7077", None), {}, SCRATCH)
     assert os.environ["JAVA_HOME"] == java.SHIM_HOME
     assert session.DRIVER_JAVA_OPTIONS in cluster
     environment.delenv("JAVA_HOME")
-    remote = session.prepare(Place(None, "sc://host"), {}, SCRATCH)
+    remote = session.prepare(SparkAddress(None, "sc://host"), {}, SCRATCH)
     assert "JAVA_HOME" not in os.environ
     assert remote.keys() == session.DEFAULTS.keys()
     for found in (cluster, remote):
@@ -164,7 +164,7 @@ def test_the_running_session_is_given_again(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     # Nor did that bring back a default which the session was started without.
-    assert spark.sparkContext.master == "local[2,4]"
+    assert spark.sparkContext.master == "local[2,2]"
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
 
 

@@ -266,6 +266,15 @@ def run_stream(rows: DataFrame, checkpoint: Path, sink: str = "headrace", **opti
         query.stop()
 
 
+def failing_source(spark: SparkSession, tmp_path: Path) -> tuple[Failures, Path]:
+    """Register `failing_headrace`: where to say when it fails, and a directory of files to read."""
+    spark.dataSource.register(source_that_fails(tmp_path / "steps"))
+    failures = Failures(tmp_path / "steps")
+    files = tmp_path / "files"
+    files.mkdir()
+    return failures, files
+
+
 def put_file(directory: Path, first: int, rows: int) -> None:
     lines = "\n".join(str(number) for number in range(first, first + rows))
     (directory / f"{first}.txt").write_text(lines + "\n")
@@ -274,10 +283,7 @@ def put_file(directory: Path, first: int, rows: int) -> None:
 def test_a_stream_writes_once_over_failed_tasks_and_commits(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ) -> None:
-    spark.dataSource.register(source_that_fails(tmp_path / "steps"))
-    failures = Failures(tmp_path / "steps")
-    files = tmp_path / "files"
-    files.mkdir()
+    failures, files = failing_source(spark, tmp_path)
     options = {"url": server.url, "topic": topic}
     lines = spark.readStream.schema("data STRING").text(str(files))
     failing = failing_once(tmp_path / "marker", server.url, topic)
@@ -311,13 +317,11 @@ def test_a_stream_writes_once_over_failed_tasks_and_commits(
 STEPS = ("decide", "publish", "published a chunk", "note", "clean", "done", "after commit")
 
 
+@pytest.mark.slow
 def test_a_staged_stream_writes_one_attempt_wherever_it_fails(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ) -> None:
-    spark.dataSource.register(source_that_fails(tmp_path / "steps"))
-    failures = Failures(tmp_path / "steps")
-    files = tmp_path / "files"
-    files.mkdir()
+    failures, files = failing_source(spark, tmp_path)
     lines = spark.readStream.schema("line STRING").text(str(files))
 
     def other_each_time(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

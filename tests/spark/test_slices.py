@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
+from headrace.api.segments import ManifestFile
 from headrace.client import Client
-from headrace.client.models import ManifestFile
 from headrace.core.errors import NotReady, SegmentCorrupt
 from headrace.spark.options import Connection, SourceOptions
+from headrace.spark.read_failures import DataLost
 from headrace.spark.reading.columns import Shape, shape_of
 from headrace.spark.reading.locations import OPEN_FILES_MAX, OpenFiles
 from headrace.spark.reading.parts import FileSlice, Gap, HttpSlice, Pin, ReadPart
@@ -25,15 +26,16 @@ from headrace.spark.reading.pushdown import Filters
 from headrace.spark.reading.slice_rows import live_rows
 from headrace.spark.reading.slices import BATCH_BYTES_MIN, _Pins, gathered, read_part
 from headrace.spark.reading.spans import Span
-from headrace.spark.trouble import DataLost
-from headrace.storage.block import Batch, encode_block
-from headrace.storage.cache import BlockCache
+from headrace.storage.block import Batch
+from headrace.storage.block_encoding import encode_block
+from headrace.storage.files.block_cache import BlockCache
 from headrace.storage.fs import RealFilesystem
-from headrace.storage.segment_reader import open_segment
+from headrace.storage.segment.reader import open_segment
+from headrace.storage.segment.run import run_of
 from headrace.testing.process import ServerProcess
-from tests.spark.requests import requests_of
-from tests.spark.sealing import SETTINGS, fill, options_of, seal, span_of
-from tests.unit.storage.test_segment_reader import seal as seal_blocks
+from tests.support.request_counts import requests_of
+from tests.support.sealed_topics import SETTINGS, fill, options_of, seal, span_of
+from tests.support.segments import seal as seal_blocks
 
 COLUMNS = ("seq", "ts", "kind", "tag", "node", "meta", "data")
 
@@ -219,7 +221,7 @@ def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     files = OpenFiles()
     for other in (*others, others[-1]):
-        run = files.get(other).run(9)
+        run = run_of(files.get(other), 9)
         assert run is not None and run.count == 1
     assert len(os.listdir("/proc/self/fd")) == before + OPEN_FILES_MAX
     assert files.get(others[-1]) is files.get(others[-1])

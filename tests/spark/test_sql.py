@@ -25,11 +25,11 @@ from headrace.core.errors import DataLost
 from headrace.spark.options import Connection
 from headrace.spark.sql.tables import Tables
 from headrace.testing.process import ServerProcess
+from tests.support.checkout import ROOT
 
 Capture = pytest.CaptureFixture[str]
 Ask = Callable[..., tuple[int, str, str]]
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 ORDERS = 10
 
 
@@ -315,6 +315,7 @@ def sql_options(server: ServerProcess) -> Any:
     return build_parser().parse_args(["sql", "--url", server.url])
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_on_a_terminal(
     server: ServerProcess, orders: str, tmp_path: Path
 ) -> None:

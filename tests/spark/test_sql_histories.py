@@ -11,16 +11,16 @@ from pyspark.sql import SparkSession
 
 from headrace.client import Client
 from headrace.core.errors import HeadraceError
-from headrace.lake.compact import compact
-from headrace.lake.frames import LakeHistory
-from headrace.lake.layout import Lake
-from headrace.lake.tasks import run_inline
-from headrace.spark.sql.cuts import Cut
+from headrace.lake.sql.frames import LakeArchiveTables
+from headrace.lake.tables.layout import Lake
+from headrace.lake.tables.tasks import run_inline
+from headrace.lake.writing.compact import compact
 from headrace.spark.sql.tables import Tables
+from headrace.spark.sql.topic_ends import Cut
 from headrace.testing.process import ServerProcess
-from tests.conftest import Sweep
-from tests.spark.sealing import fill, seal
-from tests.unit.lake.lakes import Bench
+from tests.support.lakes import Bench
+from tests.support.sealed_topics import fill, seal
+from tests.support.sweeps import Sweep
 
 
 def test_one_history(spark: SparkSession, sealing: ServerProcess, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ class World:
         self._client = bench.client
         self._topic = topic
         self._chance = chance
-        history = LakeHistory(spark, bench.lake)
+        history = LakeArchiveTables(spark, bench.lake)
         self._asked = Tables(spark, bench.connection, history, origins=True)
         self._head = 0
         self._alive: set[int] = set()

@@ -19,28 +19,27 @@ from pyroaring import BitMap64
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from headrace.api.segments import Erasures
 from headrace.cli import sql
 from headrace.cli.main import main
 from headrace.client import Client
-from headrace.client.models import Erasures
 from headrace.core.errors import ConfigError, DataLost, InvalidRequest, TopicNotFound
-from headrace.lake.columns import VARIANT
-from headrace.lake.compact import compact
-from headrace.lake.frames import LakeHistory
-from headrace.lake.layout import Lake
-from headrace.lake.tasks import run_inline
-from headrace.lake.vacuum import vacuum
-from headrace.lake.variants import copy_on
+from headrace.lake.sql.frames import LakeArchiveTables
+from headrace.lake.tables.columns import VARIANT
+from headrace.lake.tables.layout import Lake
+from headrace.lake.tables.tasks import run_inline
+from headrace.lake.writing.compact import compact
+from headrace.lake.writing.vacuum import vacuum
+from headrace.lake.writing.variants import copy_on
 from headrace.spark.sql.failures import explained
 from headrace.spark.sql.tables import Tables
 from headrace.spark.sql.used_columns import Bounds
 from headrace.testing.process import ServerProcess
-from tests.spark.sealing import fill, seal
-from tests.unit.lake.lakes import Bench
-from tests.unit.lake.test_objects import BUCKET, endpoint
+from tests.support.lakes import Bench
+from tests.support.object_stores import BUCKET
+from tests.support.sealed_topics import fill, seal
 
 Ask = Callable[..., list[Any]]
-__all__ = ["endpoint"]  # a fixture
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def bench(sealing: ServerProcess, tmp_path: Path) -> Iterator[Bench]:
 
 
 def tables(spark: SparkSession, bench: Bench, **how: Any) -> Tables:
-    history = LakeHistory(spark, bench.lake)
+    history = LakeArchiveTables(spark, bench.lake)
     return Tables(spark, bench.connection, history, **how)
 
 
@@ -291,7 +290,7 @@ def test_lives_of_a_topic(spark: SparkSession, bench: Bench, topic: str, ask: As
 def test_a_lake_of_another_server(spark: SparkSession, bench: Bench, topic: str) -> None:
     fill(bench.client, topic, 30)
     assert bench.sync(topic).error is None
-    life = LakeHistory(spark, bench.lake).table(bench.table(topic).name)
+    life = LakeArchiveTables(spark, bench.lake).table(bench.table(topic).name)
     assert life is not None
     manifest = bench.client.segments(topic)
     life.check(manifest)
@@ -306,7 +305,7 @@ def test_deletes_by_tag_of_what_only_the_lake_has(
     """A topic with `cold_reads` tells of them, though it cannot say which seqs those are."""
     fill(bench.client, topic, 200)
     assert bench.sync(topic).error is None
-    life = LakeHistory(spark, bench.lake).table(bench.table(topic).name)
+    life = LakeArchiveTables(spark, bench.lake).table(bench.table(topic).name)
     assert life is not None
     nobody = b64encode(BitMap64().serialize()).decode()
     few = [("t1", False, 50), ("t", True, 9), ("none'", False, 99)]
@@ -357,7 +356,7 @@ def test_values_are_the_same_in_every_part(
 def test_files_that_cannot_match_are_not_read(
     spark: SparkSession, bench: Bench, topic: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.lake.frames.FILES_LIGHT_MAX", 0)
+    monkeypatch.setattr("headrace.lake.sql.frames.FILES_LIGHT_MAX", 0)
     client, counts = bench.client, (100, 50, 200)
     start, ends = 1, []
     for count in counts:

@@ -26,8 +26,8 @@ import pytest
 from headrace.cli.main import main
 from headrace.client import Client
 from headrace.testing.process import ServerProcess
-from tests.spark.pipeline_help import WAIT_SECONDS, until
-from tests.spark.sealing import SETTINGS, seal
+from tests.support.pipeline_workers import WAIT_SECONDS, until
+from tests.support.sealed_topics import SETTINGS, seal
 
 Headrace = Callable[..., list[dict[str, Any]]]
 

@@ -96,7 +96,7 @@ def runs(spark: SparkSession, server: ServerProcess, tmp_path: Path) -> Iterator
     running.stop()
 
 
-def seqs(topic: str, first: int, last: int) -> list[tuple[str, int]]:
+def topic_rows(topic: str, first: int, last: int) -> list[tuple[str, int]]:
     return [(topic, seq) for seq in range(first, last + 1)]
 
 
@@ -104,7 +104,10 @@ def append(client: Client, topic: str, count: int) -> None:
     client.append(topic, [{"n": n} for n in range(count)])
 
 
-@pytest.mark.parametrize("times", [8, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "times",
+    [3, pytest.param(8, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.long)],
+)
 def test_available_now_resumed_many_times(
     runs: Runs, client: Client, topic: str, times: int
 ) -> None:
@@ -124,7 +127,7 @@ def test_available_now_resumed_many_times(
             heads[name] += count
         limit = {"maxRecordsPerTrigger": 3} if run in (3, 9, 14) else {}
         runs.all_available(subscribePattern=f"{topic}-.*", **limit)
-        expected = [row for name, head in heads.items() for row in seqs(name, 1, head)]
+        expected = [row for name, head in heads.items() for row in topic_rows(name, 1, head)]
         assert runs.got.rows == sorted(expected), f"run {run}"
         if limit:
             newest = runs.got.batches[max(runs.got.batches)]
@@ -147,13 +150,13 @@ def test_a_query_goes_on_where_it_was(runs: Runs, client: Client, topic: str) ->
     append(client, topic, 4)
     query = runs.start(subscribe=topic, startingSeqs="earliest")
     query.processAllAvailable()
-    assert runs.got.rows == seqs(topic, 6, 12)
-    assert seqs(topic, 6, 8) in runs.got.batches.values()
+    assert runs.got.rows == topic_rows(topic, 6, 12)
+    assert topic_rows(topic, 6, 8) in runs.got.batches.values()
     # A running query: limits, and what it says of itself.
     query = runs.start(subscribe=topic, maxRecordsPerTrigger=4)
     append(client, topic, 10)
     query.processAllAvailable()
-    assert runs.got.rows == seqs(topic, 6, 22)
+    assert runs.got.rows == topic_rows(topic, 6, 22)
     sizes = [len(rows) for rows in runs.got.batches.values()]
     assert max(sizes) <= 4
     progress = [p for p in query.recentProgress if p["numInputRows"]][-1]["sources"][0]
@@ -164,14 +167,14 @@ def test_a_query_goes_on_where_it_was(runs: Runs, client: Client, topic: str) ->
     query = runs.start(subscribe=topic, minRecordsPerTrigger=5, maxTriggerDelay="1h")
     append(client, topic, 3)
     query.processAllAvailable()
-    assert runs.got.rows == seqs(topic, 6, 22)
+    assert runs.got.rows == topic_rows(topic, 6, 22)
     append(client, topic, 2)
     query.processAllAvailable()
-    assert runs.got.rows == seqs(topic, 6, 27)
+    assert runs.got.rows == topic_rows(topic, 6, 27)
     # AvailableNow does not wait for enough.
     append(client, topic, 1)
     runs.all_available(subscribe=topic, minRecordsPerTrigger=5, maxTriggerDelay="1h")
-    assert runs.got.rows == seqs(topic, 6, 28)
+    assert runs.got.rows == topic_rows(topic, 6, 28)
 
 
 def test_every_loss_is_a_row_or_an_error(runs: Runs, client: Client, topic: str) -> None:
@@ -181,7 +184,7 @@ def test_every_loss_is_a_row_or_an_error(runs: Runs, client: Client, topic: str)
         append(client, name, 5)
     names = ",".join((capped, other, third))
     runs.start(subscribe=names, **LOSSY).processAllAvailable()
-    whole = [row for name in (capped, other, third) for row in seqs(name, 1, 5)]
+    whole = [row for name in (capped, other, third) for row in topic_rows(name, 1, 5)]
     assert (runs.got.rows, runs.got.lost) == (whole, [])
     # While no query runs: one is trimmed, one is made anew, one is gone.
     runs.stop()
@@ -200,7 +203,7 @@ def test_every_loss_is_a_row_or_an_error(runs: Runs, client: Client, topic: str)
     assert runs.got.rows == whole
     query = runs.start(subscribe=names, **LOSSY)
     query.processAllAvailable()
-    found = seqs(capped, 21, 30) + seqs(other, 1, 2)
+    found = topic_rows(capped, 21, 30) + topic_rows(other, 1, 2)
     assert runs.got.rows == sorted(whole + found)
     lost = [
         Loss(capped, 6, 20, "cap"),
@@ -212,7 +215,7 @@ def test_every_loss_is_a_row_or_an_error(runs: Runs, client: Client, topic: str)
     append(client, third, 2)
     append(client, other, 1)
     query.processAllAvailable()
-    assert runs.got.rows == sorted(whole + found + seqs(third, 1, 2) + [(other, 3)])
+    assert runs.got.rows == sorted(whole + found + topic_rows(third, 1, 2) + [(other, 3)])
     assert runs.got.lost == lost
 
 

@@ -17,7 +17,7 @@ from headrace.spark.reading.stream_parts import cut_by_seqs, tasks_of
 from headrace.spark.reading.stream_source import HTTP_SEQS_MAX, StreamReader
 from headrace.spark.reading.topics import TopicHead
 from headrace.testing.process import ServerProcess
-from tests.spark.sealing import SETTINGS, fill, seal
+from tests.support.sealed_topics import SETTINGS, fill, seal
 
 SPANS = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 30)), min_size=1, max_size=4).map(
     lambda found: [Span(f"t{n}", 1, a, a + size - 1) for n, (a, size) in enumerate(found)]

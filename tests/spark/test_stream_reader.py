@@ -19,13 +19,13 @@ from headrace.client import Client
 from headrace.core.clock import ManualClock
 from headrace.core.errors import InvalidRequest, NotFound, TopicNotFound, Unreachable
 from headrace.spark.options import source_options
+from headrace.spark.read_failures import DataLost
 from headrace.spark.reading.batch_source import BatchReader
 from headrace.spark.reading.columns import shape_of
 from headrace.spark.reading.parts import ReadPart
 from headrace.spark.reading.stream_source import HTTP_SEQS_MAX, StreamReader
-from headrace.spark.trouble import DataLost
 from headrace.testing.process import ServerProcess
-from tests.spark.requests import requests_of
+from tests.support.request_counts import requests_of
 
 Reads = Callable[..., StreamReader]
 Json = dict[str, Any]

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from moto.server import ThreadedMotoServer
 
+from headrace.api.segments import Manifest
 from headrace.client import Client
-from headrace.client.models import Manifest
 from headrace.core.clock import NS_PER_MS, SystemClock
 from headrace.spark.options import SourceOptions
 from headrace.spark.reading.columns import shape_of
@@ -17,21 +16,16 @@ from headrace.spark.reading.parts import FileSlice
 from headrace.spark.reading.planning import plan
 from headrace.spark.reading.slices import read_part
 from headrace.testing.process import ServerProcess
-from tests.spark.sealing import SETTINGS, fill, options_of, seal, span_of
+from tests.support.object_stores import s3_thread
+from tests.support.sealed_topics import SETTINGS, fill, options_of, seal, span_of
 
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
 MOVED_WITHIN_MS = 60_000
 
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    for name, value in {**CREDENTIALS, "AWS_EC2_METADATA_DISABLED": "true"}.items():
-        monkeypatch.setenv(name, value)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"{host}:{port}"
-    server.stop()
+def endpoint() -> Iterator[str]:
+    with s3_thread() as address:
+        yield address
 
 
 def with_cold_files(client: Client, topic: str) -> Manifest:
@@ -49,7 +43,9 @@ def with_cold_files(client: Client, topic: str) -> Manifest:
         client.append("moving", [1])
 
 
-def seqs(options: SourceOptions, client: Client, topic: str) -> tuple[list[int], set[str]]:
+def seqs_and_tiers(
+    options: SourceOptions, client: Client, topic: str
+) -> tuple[list[int], set[str]]:
     made = plan(client, options, [span_of(client, topic)])
     shape = shape_of(options, None)
     rows = [seq for part in made.parts for batch in read_part(options, shape, part)
@@ -65,7 +61,7 @@ def test_a_directory(start_server: Callable[..., ServerProcess], tmp_path: Path)
         found = with_cold_files(client, "a")
         assert found.files[0].location.startswith(str(cold))
         options = options_of(server.url, "a", columns=("seq", "data"), direct="true")
-        assert seqs(options, client, "a") == (list(range(1, 6_001)), {"hot", "cold"})
+        assert seqs_and_tiers(options, client, "a") == (list(range(1, 6_001)), {"hot", "cold"})
 
 
 def test_an_object_store(
@@ -80,5 +76,5 @@ def test_an_object_store(
         assert "secret" not in found.files[0].location
         for direct in ("auto", "true"):
             options = options_of(server.url, "a", columns=("seq", "data"), direct=direct)
-            assert seqs(options, client, "a") == (list(range(1, 6_001)), {"hot", "cold"})
+            assert seqs_and_tiers(options, client, "a") == (list(range(1, 6_001)), {"hot", "cold"})
         assert not [record for record in caplog.records if record.name == "headrace.spark"]

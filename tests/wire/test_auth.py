@@ -1,4 +1,4 @@
-"""Keys, scopes and prefixes over the wire (native-api.md §1.7, and §1.9 for each key)."""
+"""Keys, scopes and prefixes over the wire (native §1.7, and §1.9 for each key)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from websockets.sync.client import connect
 
 from headrace.core.errors import Unreachable
 from headrace.testing.process import ServerProcess
+from tests.support.warm_processes import ColdServer
 
 KEYS = {
     "root-key": "root-key",
@@ -157,7 +158,7 @@ def test_what_is_unknown_is_refused_closed(speak) -> None:
 
 
 def test_prefixes(speak, topic) -> None:
-    """§1.7: byte prefixes, with `:` in them; 403 outside; the list is filtered [TEST]."""
+    """§1.7: byte prefixes, with `:` in them; 403 outside; the list is filtered."""
     name = f"orders:{topic}"
     assert call(speak, "orders-only", "POST", f"/v0/topics/{name}", RECORD).status == 201
     assert call(speak, "orders-only", "PUT", f"/v0/topics/bills.{topic}").status == 201
@@ -234,7 +235,7 @@ def open_watch(speak, key: str, topic: str) -> str:
 
 
 def test_a_stream_belongs_to_the_key_that_made_it(speak, topic) -> None:
-    """§7.2: by header or `?token=`; anything else 401; an unknown wid is 404 regardless [TEST]."""
+    """§7.2: by header or `?token=`; anything else 401; an unknown wid is 404 regardless."""
     url = open_watch(speak, "reader", topic)
     with speak.stream(url, authorization="Bearer reader") as stream:
         assert stream.status == 200
@@ -254,7 +255,7 @@ def test_a_stream_belongs_to_the_key_that_made_it(speak, topic) -> None:
     [("GET", "/v0/topics"), ("GET", "/v0/metrics"), ("POST", "/v0/watch"), ("GET", "/v0/ws")],
 )
 def test_a_token_in_the_query_is_for_streams_only(speak, method, path) -> None:
-    """§1.7 [TEST]: elsewhere it does nothing."""
+    """§1.7: elsewhere it does nothing."""
     assert code(speak(method, f"{path}?token=root-key")) == (401, "unauthorized")
 
 
@@ -373,7 +374,7 @@ def test_streams_of_a_key(speak, topic) -> None:
     ],
 )
 def test_servers_that_refuse_to_start(tmp_path, settings) -> None:
-    """§1.7 [TEST], §0, §11: an unknown scope, a bind beyond this machine without keys, nonsense."""
+    """§1.7, §0, §11: an unknown scope, a bind beyond this machine without keys, nonsense."""
     with pytest.raises(Unreachable), open(tmp_path / "log", "wb") as log:
         ServerProcess(tmp_path / "data", stderr=log, **settings)
     text = (tmp_path / "log").read_text()
@@ -388,9 +389,11 @@ def test_a_wider_bind_when_it_is_allowed(servers) -> None:
     assert server.stop() == 0
 
 
-def test_a_key_is_not_in_the_process_list(server) -> None:
+def test_a_key_is_not_in_the_process_list(tmp_path) -> None:
     """Keys come by the environment, so a listing of processes does not show them."""
-    done = subprocess.run(["ps", "-o", "args=", "-p", str(server.process.pid)], capture_output=True)
+    with ColdServer(tmp_path, api_keys="root-key") as server:
+        command = ["ps", "-o", "args=", "-p", str(server.process.pid)]
+        done = subprocess.run(command, capture_output=True)
     assert b"headrace" in done.stdout
     assert b"root-key" not in done.stdout
 
@@ -420,14 +423,14 @@ def test_with_auth_off_the_header_is_ignored(speak_to) -> None:
     ],
 )
 def test_the_host_is_checked_without_keys(servers, host, status) -> None:
-    """design §8: so that a web page cannot reach a developer's server by another name."""
+    """§1.10: so that a web page cannot reach a developer's server by another name."""
     speak = servers.speaker(servers.with_settings(**OPEN), "h1")
     reply = speak("GET", "/v0/topics", None, {"host": host})
     assert reply.status == status
 
 
 def test_simple_requests_of_foreign_pages(servers) -> None:
-    """design §8: refused without keys; a CORS setting allows an origin."""
+    """§1.10: refused without keys; a CORS setting allows an origin."""
     speak = servers.speaker(servers.with_settings(**OPEN), "h1")
     foreign = {"origin": "http://evil.example"}
     assert speak("POST", "/v0/topics/x", RECORD, foreign).status == 403

@@ -1,4 +1,4 @@
-"""What a key with prefixes must not learn or reach in a roundabout way (native-api.md §1.7)."""
+"""What a key with prefixes must not learn or reach in a roundabout way (native §1.7)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from websockets.sync.client import connect
 
 SETTINGS = {"api_keys": "root, ours::ours:, reader:read:ours:"}
+SQL = "select seq from t"
 RECORD = {"records": [{"data": 1}]}
 
 
@@ -16,13 +17,17 @@ def call(speak, key: str, method: str, path: str, body: object = None):
 
 
 def test_metrics_show_no_names_of_others(speak, topic) -> None:
-    """Lists are filtered; so are the series of topics."""
+    """§1.7h: lists are filtered; so are the series of topics and of pipelines."""
     for name in (f"ours:{topic}", f"theirs:{topic}"):
         assert call(speak, "root", "POST", f"/v0/topics/{name}", RECORD).status == 201
+        source = {"topic": name, "alias": "t"}
+        declared = {"sources": [source], "dest": {"topic": f"{name}-sum"}, "sql": SQL}
+        assert call(speak, "root", "PUT", f"/v0/pipelines/{name}", declared).status == 201
     every = call(speak, "root", "GET", "/v0/metrics").body.decode()
-    assert f'topic="theirs:{topic}"' in every
+    assert f'topic="theirs:{topic}"' in every and f'pipeline="theirs:{topic}"' in every
     shown = call(speak, "reader", "GET", "/v0/metrics").body.decode()
     assert f'headrace_topic_head_seq{{topic="ours:{topic}"}} 1\n' in shown
+    assert f'pipeline="ours:{topic}"' in shown
     assert "theirs:" not in shown
     heads = [line for line in every.splitlines() if line.startswith("#")]
     assert [line for line in shown.splitlines() if line.startswith("#")] == heads

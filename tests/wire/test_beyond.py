@@ -1,30 +1,27 @@
-"""What the native API has beyond the older contract, in JSON (native-api.md §12)."""
+"""What the native API has beyond the older contract, in JSON (native §12)."""
 
 from __future__ import annotations
 
 import pytest
 
-
-def seqs(page) -> list[int]:
-    return [record["$seq"] for record in page["records"]]
-
+from tests.support.seqs import json_seqs
 
 # Epochs
 
 
 def test_a_stale_cursor_within_the_new_head_is_noticed(speak, topic) -> None:
-    """§12, semantics E7 [GAP]: with its epoch, a cursor of a former topic gets `recreated`."""
+    """§12, E7: with its epoch, a cursor of a former topic gets `recreated`."""
     speak.append(topic, 1, 2)
     epoch = speak.diff(topic)["epoch"]
     assert speak.state(topic)["epoch"] == epoch
     speak.ok("DELETE", f"/v0/topics/{topic}")
     speak.append(topic, "a", "b", "c")
     silent = speak.diff(topic, 2)
-    assert (silent["tombstone"], seqs(silent)) == (None, [3])
+    assert (silent["tombstone"], json_seqs(silent)) == (None, [3])
     page = speak.diff(topic, 2, epoch=epoch)
     assert page["tombstone"]["reason"] == "recreated"
     assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]) == (1, 3)
-    assert seqs(page) == [1, 2, 3]
+    assert json_seqs(page) == [1, 2, 3]
     assert page["epoch"] != epoch
     assert speak.diff(topic, 2, epoch=page["epoch"])["tombstone"] is None
 
@@ -45,11 +42,11 @@ def test_the_last_so_many(speak, topic) -> None:
     def last(n: int):
         return speak.ok("POST", f"/v0/topics/{topic}/diff", {"last": n})
 
-    assert seqs(last(3)) == [8, 9, 10]
-    assert seqs(last(1)) == [10]
+    assert json_seqs(last(3)) == [8, 9, 10]
+    assert json_seqs(last(1)) == [10]
     nothing = last(0)
-    assert (seqs(nothing), nothing["next_from_seq"], nothing["caught_up"]) == ([], 10, True)
-    assert seqs(last(99)) == list(range(1, 11))
+    assert (json_seqs(nothing), nothing["next_from_seq"], nothing["caught_up"]) == ([], 10, True)
+    assert json_seqs(last(99)) == list(range(1, 11))
     assert last(99)["tombstone"] is None
 
 
@@ -58,7 +55,7 @@ def test_the_last_of_a_topic_that_lost_some(speak, topic) -> None:
     speak.ok("PUT", f"/v0/topics/{topic}", {"cap_records": 3})
     speak.append(topic, *range(6))
     found = speak.ok("POST", f"/v0/topics/{topic}/diff", {"last": 2})
-    assert (seqs(found), found["tombstone"]) == ([5, 6], None)
+    assert (json_seqs(found), found["tombstone"]) == ([5, 6], None)
 
 
 def wait_past(speak, clock: str, stamp: int) -> None:
@@ -78,11 +75,11 @@ def test_from_a_time(speak, topic) -> None:
     def since(ts: int):
         return speak.ok("POST", f"/v0/topics/{topic}/diff", {"from_ts": ts})
 
-    assert seqs(since(0)) == [1, 2, 3, 4, 5, 6]
-    assert seqs(since(stamps[3])) == [3, 4, 5, 6]
-    assert seqs(since(stamps[4] + 1)) == [5, 6]
+    assert json_seqs(since(0)) == [1, 2, 3, 4, 5, 6]
+    assert json_seqs(since(stamps[3])) == [3, 4, 5, 6]
+    assert json_seqs(since(stamps[4] + 1)) == [5, 6]
     after = since(stamps[6] + 100_000)
-    assert (seqs(after), after["next_from_seq"], after["caught_up"]) == ([], 6, True)
+    assert (json_seqs(after), after["next_from_seq"], after["caught_up"]) == ([], 6, True)
 
 
 # expected_head_seq
@@ -127,15 +124,28 @@ def produce(speak, topic: str, epoch: object, seq: object, *, who: str = "p1"):
 
 
 def test_a_producer_counts(speak, topic) -> None:
-    """§12, durable-streams.md §3.2: 0, 1, 2, … within an epoch; a repeat is stored once."""
+    """§12: 0, 1, 2, … within an epoch; a repeat is stored once."""
     assert produce(speak, topic, 0, 0).status == 201
     assert produce(speak, topic, 0, 1).json["first_seq"] == 2
     for _ in range(2):
         again = produce(speak, topic, 0, 1)
         assert (again.status, again.json["deduped"], again.json["first_seq"]) == (200, True, 2)
-    older = produce(speak, topic, 0, 0)
-    assert (older.status, older.json["deduped"]) == (200, True)
     assert speak.state(topic)["head_seq"] == 2
+
+
+def test_a_producers_repeat_has_its_own_seqs_or_none(speak, topic) -> None:
+    """§12g: never those of another append."""
+    count = 18  # of which the newest 16 are remembered
+    first = [produce(speak, topic, 0, number).json for number in range(count)]
+    assert "producer_seq" not in first[0]
+    given = ("first_seq", "last_seq", "seqs", "count", "head_seq")
+    for number in (count - 1, 2, 9, 1, 0):
+        again = produce(speak, topic, 0, number)
+        assert (again.status, again.json["deduped"]) == (200, True)
+        assert again.json["producer_seq"] == count - 1
+        found = {name: again.json[name] for name in given if name in again.json}
+        due = {name: first[number][name] for name in given}
+        assert found == (due if number > 1 else {"head_seq": count})
 
 
 def test_a_producer_skips_a_number(speak, topic) -> None:
@@ -169,7 +179,7 @@ def test_producers_do_not_know_each_other(speak, topic) -> None:
 @pytest.mark.parametrize("value", ["1abc", "1e3", "-1", "", "9007199254740992", "1 2"])
 @pytest.mark.parametrize("field", ["producer-epoch", "producer-seq"])
 def test_numbers_of_producers_are_strict(speak, topic, field, value) -> None:
-    """durable-streams.md §3.2: digits only, at most 2^53 - 1, else 400."""
+    """§12: digits only, at most 2^53 - 1, else 400."""
     headers = {"producer-id": "p", "producer-epoch": "0", "producer-seq": "0", field: value}
     reply = speak("POST", f"/v0/topics/{topic}", {"records": [{"data": 1}]}, headers)
     assert (reply.status, reply.error["code"]) == (400, "invalid_request")
@@ -177,7 +187,7 @@ def test_numbers_of_producers_are_strict(speak, topic, field, value) -> None:
 
 @pytest.mark.parametrize("missing", ["producer-id", "producer-epoch", "producer-seq"])
 def test_all_three_or_none(speak, topic, missing) -> None:
-    """durable-streams.md §3.2: else 400; an empty id as well."""
+    """§12: else 400; an empty id as well."""
     headers = {"producer-id": "p", "producer-epoch": "0", "producer-seq": "0"}
     body = {"records": [{"data": 1}]}
     without = {k: v for k, v in headers.items() if k != missing}
@@ -188,7 +198,7 @@ def test_all_three_or_none(speak, topic, missing) -> None:
 
 
 def test_a_refused_append_does_not_advance_a_producer(speak, topic) -> None:
-    """durable-streams.md §3.2."""
+    """§12."""
     headers = {"producer-id": "p", "producer-epoch": "0", "producer-seq": "0"}
     reply = speak("POST", f"/v0/topics/{topic}", {"records": []}, headers)
     assert reply.status == 400

@@ -1,4 +1,4 @@
-"""The older vocabulary: `boxes` are topics by another name (native-api.md, its opening)."""
+"""The older vocabulary: `boxes` are topics by another name (native §0.1)."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from tests.wire.proxy import Proxy
+from tests.support.checkout import ROOT
+from tests.support.proxy import Proxy
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 
-ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 60.0
 RECORDS = 400
 

@@ -1,4 +1,4 @@
-"""Caps on the whole (native-api.md §1.9): exactly N, also when many ask at once."""
+"""Caps on the whole (native §1.9): exactly N, also when many ask at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ RECORD = {"records": [{"data": 1}]}
 
 
 def test_topics(speak_to) -> None:
-    """§1.9 [TEST]: N and no more under a race; 429 with its detail; what exists still works."""
+    """§1.9: N and no more under a race; 429 with its detail; what exists still works."""
     speak = speak_to(max_topics=10)
     names = [f"t{n}" for n in range(40)]
 
@@ -37,7 +37,7 @@ def test_topics(speak_to) -> None:
 
 
 def test_a_bad_record_is_told_before_the_cap(speak_to) -> None:
-    """§3.5 [CODE]: per-record limits come before the topic is created."""
+    """§3.5: per-record limits come before the topic is created."""
     speak = speak_to(max_topics=10)
     names = [f"one{n}" for n in range(10)]
     for name in names:
@@ -76,7 +76,7 @@ def test_a_refused_creating_append_creates_nothing(speak_to, topic) -> None:
 
 
 def test_total_bytes_under_a_race(speak_to, topic) -> None:
-    """§1.9 [TEST]: the quota admits exactly what fits, whoever comes first."""
+    """§1.9: the quota admits exactly what fits, whoever comes first."""
     speak = speak_to(max_total_bytes=100)
     speak.ok("PUT", f"/v0/topics/{topic}", {"durability": "fsync"})
     body = {"records": [{"data": "x" * 8}]}
@@ -96,7 +96,7 @@ def test_zero_is_no_bound(speak_to, topic) -> None:
 
 
 def test_keys_are_bounded(servers) -> None:
-    """§3.5, design §4: a full table of idempotency keys is 429, never early forgetting."""
+    """§3.5: a full table of idempotency keys is 429, never early forgetting."""
     server = servers.start(idempotency_entries_max=5)
     speak = servers.speaker(server, "h1")
     for n in range(5):
@@ -113,7 +113,7 @@ def test_keys_are_bounded(servers) -> None:
 
 
 def test_watch_sessions(speak_to, topic) -> None:
-    """§1.9 [TEST]: exactly N under a race; 429 with its detail."""
+    """§1.9: exactly N under a race; 429 with its detail."""
     speak = speak_to(max_watch_sessions=5)
     speak.append(topic, 1)
     already = document(speak)["watch_sessions"]
@@ -147,7 +147,7 @@ def test_idle_sessions_are_reclaimed(servers, protocol, topic) -> None:
 
 
 def test_streams(speak_to, topic) -> None:
-    """§1.9 [TEST]: N streams and no more; no detail; the slot is free once a stream has ended."""
+    """§1.9: N streams and no more; no detail; the slot is free once a stream has ended."""
     speak = speak_to(max_sse_connections=2)
     speak.append(topic, 1)
     url = speak.ok("POST", "/v0/watch", {"topics": {topic: {}}})["stream_url"]

@@ -76,12 +76,20 @@ def test_keys_and_producers(client, topic) -> None:
     assert not client.append(topic, [1], idempotency_key="k").deduped
     assert client.append(topic, [1], idempotency_key="k").deduped
     assert not client.append(topic, [1], producer=Producer("p", 1, 0)).deduped
-    assert client.append(topic, [1], producer=Producer("p", 1, 0)).deduped
+    assert client.append(topic, [1, 1], producer=Producer("p", 1, 1)).first_seq == 3
+    repeat = client.append(topic, [1], producer=Producer("p", 1, 0))
+    assert (repeat.deduped, repeat.first_seq, repeat.last_seq, repeat.count) == (True, 2, 2, 1)
+    assert (repeat.head_seq, repeat.producer_seq) == (2, 1)
     with pytest.raises(ProducerGap):
         client.append(topic, [1], producer=Producer("p", 1, 5))
     with pytest.raises(ProducerFenced):
         client.append(topic, [1], producer=Producer("p", 0, 0))
-    assert client.topic(topic).head_seq == 2
+    for number in range(2, 18):
+        client.append_arrow(topic, pa.table({"data": ["1"]}), producer=Producer("p", 1, number))
+    old = client.append_arrow(topic, pa.table({"data": ["1"]}), producer=Producer("p", 1, 1))
+    assert (old.deduped, old.first_seq, old.last_seq, old.count) == (True, None, None, None)
+    assert old.head_seq == client.topic(topic).head_seq == 20
+    assert client.append(topic, [1], producer=Producer("p", 1, 2)).first_seq == 5
 
 
 def test_bytes_go_by_arrow_and_come_back_as_bytes(client, topic) -> None:

@@ -16,10 +16,10 @@ from websockets.sync.client import connect
 
 from headrace.client import Client
 from headrace.core.errors import LakeCorrupt, LakeUnavailable
-from headrace.lake.layout import Lake
+from headrace.lake.tables.layout import Lake
 from headrace.testing.process import ServerProcess
-from tests.spark.sealing import fill
-from tests.unit.lake.lakes import Bench
+from tests.support.lakes import Bench
+from tests.support.sealed_topics import fill
 
 COLD = {"cap_records": 5, "cold_reads": "lake"}
 

@@ -1,8 +1,10 @@
-"""Deletes of records over the wire (native-api.md §5)."""
+"""Deletes of records over the wire (native §5)."""
 
 from __future__ import annotations
 
 import pytest
+
+from tests.support.seqs import json_seqs
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def delete(speak, topic: str, **body: object):
 
 
 def left(speak, topic: str) -> list[int]:
-    return [record["$seq"] for record in speak.diff(topic)["records"]]
+    return json_seqs(speak.diff(topic))
 
 
 def test_the_answer(speak, chat) -> None:
@@ -67,7 +69,7 @@ def test_before_a_seq(speak, chat) -> None:
     ],
 )
 def test_by_tag(speak, chat, match, deleted) -> None:
-    """§5: Eq is exact, Glob a prefix, a bare string either [TEST]; untagged never match."""
+    """§5: Eq is exact, Glob a prefix, a bare string either; untagged never match."""
     assert delete(speak, chat, match=match)["deleted"] == len(deleted)
     assert left(speak, chat) == [seq for seq in range(1, 8) if seq not in deleted]
 
@@ -103,14 +105,14 @@ def test_it_is_silent(speak, chat) -> None:
 
 
 def test_a_delete_then_a_cap_still_tombstones(speak, topic) -> None:
-    """semantics B6."""
+    """B6."""
     speak.ok("PUT", f"/v0/topics/{topic}", {"cap_records": 3})
     speak.append(topic, 1, 2)
     delete(speak, topic, before_seq=2)
     speak.append(topic, 3, 4, 5, 6)
     page = speak.diff(topic, 1)
     assert page["tombstone"]["reason"] == "cap"
-    assert [record["$seq"] for record in page["records"]] == [4, 5, 6]
+    assert json_seqs(page) == [4, 5, 6]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_a_delete_then_a_cap_still_tombstones(speak, topic) -> None:
     ],
 )
 def test_bad_bodies(speak, topic, body) -> None:
-    """§5: 400, checked before the topic is looked up [CODE]."""
+    """§5: 400, checked before the topic is looked up."""
     speak.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}/delete", body)
 
 

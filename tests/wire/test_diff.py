@@ -1,4 +1,4 @@
-"""Reads over the wire: cursors, filters, budgets, tombstones, long polls (native-api.md §4)."""
+"""Reads over the wire: cursors, filters, budgets, tombstones, long polls (native §4)."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-
-def seqs(page) -> list[int]:
-    return [record["$seq"] for record in page["records"]]
+from tests.support.seqs import json_seqs
 
 
 def test_the_answer_of_a_diff(speak, topic) -> None:
-    """§4.1: every field; `tombstone` is always there [TEST]; scanned records in `performance`."""
+    """§4.1: every field; `tombstone` is always there; scanned records in `performance`."""
     speak.append(topic, "a", "b", "c")
     page = speak.diff(topic, limit=2)
     assert page["performance"]["records_scanned"] == 2
     assert "cold_segments_read" not in page["performance"]
     assert isinstance(page["performance"]["server_total_ms"], float)
     assert isinstance(page["epoch"], int)
-    assert seqs(page) == [1, 2]
+    assert json_seqs(page) == [1, 2]
     assert [record["data"] for record in page["records"]] == ["a", "b"]
     rest = {k: v for k, v in page.items() if k not in ("records", "performance", "epoch")}
     assert rest == {
@@ -34,7 +32,7 @@ def test_the_answer_of_a_diff(speak, topic) -> None:
         "lag": 1,
     }
     last = speak.diff(topic, page["next_from_seq"])
-    assert (seqs(last), last["caught_up"], last["lag"]) == ([3], True, 0)
+    assert (json_seqs(last), last["caught_up"], last["lag"]) == ([3], True, 0)
 
 
 def test_an_empty_topic(speak, topic) -> None:
@@ -96,7 +94,7 @@ def test_null_is_absent(speak, topic) -> None:
     page = speak.ok(
         "POST", f"/v0/topics/{topic}/diff", {"from_seq": None, **dict.fromkeys(names.split())}
     )
-    assert seqs(page) == [1]
+    assert json_seqs(page) == [1]
 
 
 def test_limits_are_clamped(speak, topic) -> None:
@@ -112,10 +110,10 @@ def test_a_byte_budget_stops_before_the_record_that_breaks_it(speak, topic) -> N
     """§4.1: at least one is delivered, and the undelivered one is not skipped."""
     speak.append(topic, *("x" * 998 for _ in range(10)))
     page = speak.diff(topic, max_batch_bytes=3_500)
-    assert seqs(page) == [1, 2, 3]
+    assert json_seqs(page) == [1, 2, 3]
     assert page["next_from_seq"] == 3
-    assert seqs(speak.diff(topic, max_batch_bytes=1)) == [1]
-    assert seqs(speak.diff(topic, 3, max_batch_bytes=0)) == [4, 5, 6, 7, 8, 9, 10]
+    assert json_seqs(speak.diff(topic, max_batch_bytes=1)) == [1]
+    assert json_seqs(speak.diff(topic, 3, max_batch_bytes=0)) == [4, 5, 6, 7, 8, 9, 10]
 
 
 def test_the_default_budget_is_a_mebibyte(speak, topic) -> None:
@@ -128,18 +126,18 @@ def test_the_default_budget_is_a_mebibyte(speak, topic) -> None:
 
 
 def test_own_records_are_skipped_silently(speak, topic) -> None:
-    """§4.1: the cursor moves past them (semantics J1); a list of nodes; `dedupe_node:false`."""
+    """§4.1: the cursor moves past them (J1); a list of nodes; `dedupe_node:false`."""
     for node in ("a", "b", "c", "a", "a"):
         speak.append(topic, node, node=node)
     page = speak.diff(topic, node="a")
-    assert (seqs(page), page["next_from_seq"], page["caught_up"]) == ([2, 3], 5, True)
+    assert (json_seqs(page), page["next_from_seq"], page["caught_up"]) == ([2, 3], 5, True)
     assert page["performance"]["records_scanned"] == 5
-    assert seqs(speak.diff(topic, node=["a", "b"])) == [3]
-    assert seqs(speak.diff(topic, node=[])) == [1, 2, 3, 4, 5]
+    assert json_seqs(speak.diff(topic, node=["a", "b"])) == [3]
+    assert json_seqs(speak.diff(topic, node=[])) == [1, 2, 3, 4, 5]
     all_own = speak.diff(topic, 3, node="a")
-    assert (seqs(all_own), all_own["next_from_seq"], all_own["caught_up"]) == ([], 5, True)
+    assert (json_seqs(all_own), all_own["next_from_seq"], all_own["caught_up"]) == ([], 5, True)
     speak.ok("PUT", f"/v0/topics/{topic}", {"dedupe_node": False})
-    assert seqs(speak.diff(topic, node="a")) == [1, 2, 3, 4, 5]
+    assert json_seqs(speak.diff(topic, node="a")) == [1, 2, 3, 4, 5]
 
 
 def test_limit_counts_what_is_delivered(speak, topic) -> None:
@@ -147,7 +145,7 @@ def test_limit_counts_what_is_delivered(speak, topic) -> None:
     for n in range(6):
         speak.append(topic, n, node="own" if n % 2 else "other")
     page = speak.diff(topic, node="own", limit=2)
-    assert (seqs(page), page["next_from_seq"]) == ([1, 3], 3)
+    assert (json_seqs(page), page["next_from_seq"]) == ([1, 3], 3)
 
 
 def test_meta_and_tags_by_request(speak, topic) -> None:
@@ -165,7 +163,7 @@ def test_meta_and_tags_by_request(speak, topic) -> None:
 
 
 def test_the_tombstone_of_a_cap(speak, topic) -> None:
-    """§4.2 [TEST]: cap 3, six writes, from 0: gap 1..3 and records 4 to 6; from the floor: none."""
+    """§4.2: cap 3, six writes, from 0: gap 1..3 and records 4 to 6; from the floor: none."""
     speak.ok("PUT", f"/v0/topics/{topic}", {"cap_records": 3})
     for n in range(6):
         speak.append(topic, n)
@@ -178,10 +176,10 @@ def test_the_tombstone_of_a_cap(speak, topic) -> None:
         "earliest_seq": 4,
         "head_seq": 6,
     }
-    assert seqs(page) == [4, 5, 6]
+    assert json_seqs(page) == [4, 5, 6]
     assert speak.diff(topic, 1)["tombstone"]["gap_from"] == 2
     assert speak.diff(topic, 3)["tombstone"] is None
-    assert seqs(speak.diff(topic, 3)) == [4, 5, 6]
+    assert json_seqs(speak.diff(topic, 3)) == [4, 5, 6]
 
 
 def test_the_tombstone_of_a_byte_cap(speak, topic) -> None:
@@ -190,7 +188,7 @@ def test_the_tombstone_of_a_byte_cap(speak, topic) -> None:
     for _ in range(5):
         speak.append(topic, "12345678")  # 10 bytes as JSON
     page = speak.diff(topic)
-    assert (page["tombstone"]["reason"], seqs(page)) == ("cap", [4, 5])
+    assert (page["tombstone"]["reason"], json_seqs(page)) == ("cap", [4, 5])
 
 
 def expire(speak, topic: str) -> None:
@@ -228,21 +226,21 @@ def test_the_tombstone_of_both(speak, topic) -> None:
 
 
 def test_a_deleted_range_is_silent(speak, topic) -> None:
-    """§4.1, §5 (semantics B5): no tombstone, and the cursor jumps past it."""
+    """§4.1, §5 (B5): no tombstone, and the cursor jumps past it."""
     speak.append(topic, 1, 2, 3, 4)
     speak.ok("POST", f"/v0/topics/{topic}/delete", {"before_seq": 3})
     page = speak.diff(topic)
-    assert (page["tombstone"], seqs(page), page["earliest_seq"]) == (None, [3, 4], 3)
+    assert (page["tombstone"], json_seqs(page), page["earliest_seq"]) == (None, [3, 4], 3)
 
 
 def test_a_tombstone_names_the_involuntary_floor(speak, topic) -> None:
-    """§4.2 [CODE]: its earliest_seq is that floor, also where a delete moved on."""
+    """§4.2: its earliest_seq is that floor, also where a delete moved on."""
     speak.ok("PUT", f"/v0/topics/{topic}", {"cap_records": 4})
     speak.append(topic, 1, 2, 3, 4, 5, 6)
     speak.ok("POST", f"/v0/topics/{topic}/delete", {"before_seq": 5})
     page = speak.diff(topic)
     assert (page["tombstone"]["gap_to"], page["tombstone"]["earliest_seq"]) == (2, 3)
-    assert (page["earliest_seq"], seqs(page)) == (5, [5, 6])
+    assert (page["earliest_seq"], json_seqs(page)) == (5, [5, 6])
 
 
 def test_a_cursor_beyond_the_head(speak, topic) -> None:
@@ -261,7 +259,7 @@ def test_a_large_cursor_is_beyond_every_head(speak, topic) -> None:
     """§1.1: seqs are u64."""
     speak.append(topic, 1)
     page = speak.diff(topic, 2**64 - 1)
-    assert (page["tombstone"]["reason"], seqs(page)) == ("recreated", [1])
+    assert (page["tombstone"]["reason"], json_seqs(page)) == ("recreated", [1])
 
 
 def test_a_diff_is_a_read(speak, topic) -> None:
@@ -283,7 +281,7 @@ def wait_until_parked(speak, topic: str) -> None:
 
 
 def test_an_append_wakes_a_long_poll(speak, topic) -> None:
-    """§4.1 [TEST]: it answers when the write lands, not when its time is over."""
+    """§4.1: it answers when the write lands, not when its time is over."""
     speak.ok("PUT", f"/v0/topics/{topic}", {"durability": "fsync"})
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(speak.diff, topic, 0, wait_ms=30_000)
@@ -295,7 +293,7 @@ def test_an_append_wakes_a_long_poll(speak, topic) -> None:
 
 
 def test_a_long_poll_ends_at_its_time(speak, topic) -> None:
-    """§4.1 [TEST]: idle with 200 ms it waits at least 150 and answers with the first result."""
+    """§4.1: idle with 200 ms it waits at least 150 and answers with the first result."""
     speak.append(topic, 1)
     started = time.monotonic()
     page = speak.diff(topic, 1, wait_ms=200)
@@ -306,7 +304,7 @@ def test_a_long_poll_ends_at_its_time(speak, topic) -> None:
 def test_what_is_there_is_not_waited_for(speak, topic) -> None:
     """§4.1: records, a tombstone or a lag answer at once; `wait_ms` 30 s here."""
     speak.append(topic, 1, node="own", config={"cap_records": 1})
-    assert seqs(speak.diff(topic, 0, wait_ms=30_000)) == [1]
+    assert json_seqs(speak.diff(topic, 0, wait_ms=30_000)) == [1]
     speak.append(topic, 2)
     speak.ok("POST", f"/v0/topics/{topic}/delete", {"before_seq": 3})
     assert speak.diff(topic, 0, wait_ms=30_000)["tombstone"] is not None
@@ -324,11 +322,11 @@ def test_a_long_poll_sleeps_on_through_its_own_records(speak, topic) -> None:
         while not page["records"]:  # it may also answer early, with the cursor moved
             assert page["next_from_seq"] >= 1
             page = speak.diff(topic, page["next_from_seq"], node="own", wait_ms=30_000)
-    assert seqs(page) == [2]
+    assert json_seqs(page) == [2]
 
 
 def test_deleting_the_topic_ends_a_long_poll(speak, topic) -> None:
-    """§4.1, §7.3 [GAP]: nobody waits for what is gone."""
+    """§4.1, §7.3: nobody waits for what is gone."""
     speak.ok("PUT", f"/v0/topics/{topic}")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(speak, "POST", f"/v0/topics/{topic}/diff", {"wait_ms": 30_000})
@@ -345,11 +343,11 @@ def test_many_wait_and_all_are_woken(speak, topic) -> None:
         waiting = [pool.submit(speak.diff, topic, 0, wait_ms=30_000) for _ in range(20)]
         wait_until_parked(speak, topic)
         speak.append(topic, 1)
-        assert all(seqs(future.result()) == [1] for future in waiting)
+        assert all(json_seqs(future.result()) == [1] for future in waiting)
 
 
 def test_no_wake_is_missed(speak, topic) -> None:
-    """§4.1: the upstream quirk of registering after the read is not ours."""
+    """§4.1: a waiter is registered before its read, so no wake is missed."""
     speak.ok("PUT", f"/v0/topics/{topic}")
     stop = threading.Event()
 
@@ -357,7 +355,7 @@ def test_no_wake_is_missed(speak, topic) -> None:
         cursor, seen = 0, []
         while len(seen) < 150:
             page = speak.diff(topic, cursor, wait_ms=30_000)
-            seen += seqs(page)
+            seen += json_seqs(page)
             cursor = page["next_from_seq"]
         stop.set()
         return seen

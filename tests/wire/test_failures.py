@@ -1,4 +1,4 @@
-"""What a client sees when the disk fails (native-api.md §3.5, design §4): the truth, and reads."""
+"""What a client sees when the disk fails (native §3.5): the truth, and reads."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_failed_sync(servers, protocol) -> None:
 
 
 def test_a_full_disk(servers, protocol) -> None:
-    """§3.5, design §4: 503 `disk_full`, `Retry-After: 5`, and it resumes by itself."""
+    """§3.5: 503 `disk_full`, `Retry-After: 5`, and it resumes by itself."""
     server = servers.start()
     speak = servers.speaker(server, protocol)
     speak.append("feed", 1)

@@ -20,7 +20,7 @@ import pytest
 
 from headrace.client import Client, Producer
 from headrace.core.errors import TopicNotFound, Unreachable
-from tests.wire.proxy import Plan, Proxy
+from tests.support.proxy import Plan, Proxy
 
 DROPPED = Plan(answer_bytes=0)
 RECORDS = [{"n": n, "pad": "x" * 50} for n in range(20)]

@@ -64,6 +64,9 @@ def test_prefixes(speak, topic) -> None:
     assert call(speak, "mine", "PUT", other, good).status == 403
     assert call(speak, "mine", "DELETE", other).status == 403
     assert call(speak, "mine", "POST", f"{other}/restart").status == 403
+    for method in ("GET", "DELETE"):
+        refused = call(speak, "mine", method, other).error
+        assert refused["detail"] == {"pipeline": f"orders:{topic}-other"}, "its topics are not told"
     seen = call(speak, "mine-reader", "GET", PATH).json["pipelines"]
     assert [one["pipeline"] for one in seen] == [f"orders:{topic}"]
     # A worker reads on behalf of all.

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from websockets.sync.client import connect
 
+from headrace.api.pipelines import PipelineReport
 from headrace.cli.main import main
 from headrace.client import AsyncClient, Client
-from headrace.client.pipeline_models import PipelineReport
 from headrace.core.errors import CheckpointIncompatible, PipelineNotFound, SqlRefused
 
 PATH = "/v0/pipelines"
@@ -253,7 +253,7 @@ def test_the_client(server, speak, name) -> None:
         assert [one.pipeline for one in client.pipelines(name)] == [name]
         (job,) = client.claim_pipelines("w1", lease_ms=60_000)
         assert job.declaration == KEPT
-        said = PipelineReport("running", batch=1, rows=5, lag=0)
+        said = PipelineReport(state="running", batch=1, rows=5, lag=0)
         assert client.report_pipeline(job, "w1", 60_000, said).held
         state = client.pipeline(name)
         assert state.progress is not None

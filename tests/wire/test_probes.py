@@ -1,4 +1,4 @@
-"""Health, readiness and metrics over the wire (native-api.md §10), each on a server of its own."""
+"""Health, readiness and metrics over the wire (native §10), each on a server of its own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_ready(speak, topic, path) -> None:
 
 @pytest.mark.parametrize("reader", ["h1", "h2c"])
 def test_metrics_are_exact(servers, reader) -> None:
-    """§10 [TEST]: counts after 2 topics and 2 records; the class line literally; queue depth 0."""
+    """§10: counts after 2 topics and 2 records; the class line literally; queue depth 0."""
     server = servers.with_settings(wait_ms_max=30_001)  # of its own
     writer = servers.speaker(server, "h1")
     speak = servers.speaker(server, reader)
@@ -97,7 +97,7 @@ def test_metrics_are_exact(servers, reader) -> None:
 
 
 def test_the_latency_of_syncs(speak, topic) -> None:
-    """§10 [TEST]: `_count` equals the fsyncs; the buckets, cumulative, end at +Inf."""
+    """§10: `_count` equals the fsyncs; the buckets, cumulative, end at +Inf."""
     speak.ok("PUT", f"/v0/topics/{topic}", {"durability": "fsync"})
     for _ in range(5):
         speak.append(topic, 1)
@@ -111,7 +111,7 @@ def test_the_latency_of_syncs(speak, topic) -> None:
 
 
 def test_metrics_follow_what_happens(servers) -> None:
-    """§10, semantics C8: live figures fall with eviction, deletes and deleted topics."""
+    """§10, C8: live figures fall with eviction, deletes and deleted topics."""
     server = servers.start()
     for protocol in ("h1", "h2c"):
         speak = servers.speaker(server, protocol)

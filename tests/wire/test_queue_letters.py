@@ -1,4 +1,4 @@
-"""Dead letters, redrive, keys and restarts of queues (native-api.md §9.5, §1.7, semantics H)."""
+"""Dead letters, redrive, keys and restarts of queues (native §9.5, §1.7, H)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from tests.wire.test_queue_work import work
-from tests.wire.test_queues import claim, counts, make, seqs, until
+from tests.support.seqs import json_seqs
+from tests.support.wire_queues import claim, claimed_seqs, counts, make, until, work
 
 KEYS = "root,r:read,w:write,d:delete,a:admin,rw:rw,full:rw+a+d,team:rw+a:team,dead:rw+a:team|dead"
 LONG_MS = 600_000
@@ -16,7 +16,7 @@ LONG_MS = 600_000
 def kill(speak, path: str, jobs: int, times: int = 1) -> None:
     """Deliver all jobs so often, and once too often."""
     for _ in range(times):
-        given = seqs(claim(speak, path, jobs))
+        given = claimed_seqs(claim(speak, path, jobs))
         speak.ok("POST", f"{path}/nack", {"node": "w", "seqs": given})
     assert claim(speak, path, jobs)["count"] == 0
 
@@ -29,7 +29,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def test_a_dead_letter(speak, topic) -> None:
-    """§9.5, H9 [TEST]: the third delivery of two; its data, tag, node and meta are kept."""
+    """§9.5, H9: the third delivery of two; its data, tag, node and meta are kept."""
     dead = f"{topic}-dead"
     path = make(speak, topic, max_deliveries=2, dead_letter=dead)
     record = {"data": {"a": 1}, "tag": "t", "node": "n", "meta": {"m": 1}}
@@ -38,7 +38,7 @@ def test_a_dead_letter(speak, topic) -> None:
         job = claim(speak, path)["claimed"][0]
         assert (job["$seq"], job["deliveries"]) == (1, deliveries)
         speak.ok("POST", f"{path}/nack", {"node": "w", "seqs": [1]})
-    assert seqs(claim(speak, path, 5)) == [2]
+    assert claimed_seqs(claim(speak, path, 5)) == [2]
     assert counts(speak, topic) == (0, 1, 1)
     assert speak.state(dead)["type"] == "log"
     copy = speak.diff(dead, include_tags=True)["records"][0]
@@ -49,7 +49,7 @@ def test_a_dead_letter(speak, topic) -> None:
         "$dead_letter_deliveries": "2",
         "$dead_letter_src_seq": "1",
     }
-    assert [r["$seq"] for r in speak.diff(topic)["records"]] == [2]
+    assert json_seqs(speak.diff(topic)) == [2]
 
 
 def test_lapsed_leases_count_as_deliveries(speak, topic) -> None:
@@ -212,7 +212,7 @@ def test_scopes(speak_to, topic) -> None:
 
 
 def test_a_token_in_the_query_is_for_streams_alone(speak_to, topic) -> None:
-    """§1.7 [TEST]: `?token=` works on work, and on no call."""
+    """§1.7: `?token=` works on work, and on no call."""
     speak = speak_to(api_keys=KEYS)
     path = f"/v0/topics/{topic}"
     body = {"records": [{"data": 1}], "config": {"type": "queue"}}
@@ -276,7 +276,7 @@ def test_streams_of_one_key(speak_to, topic) -> None:
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_leases_after_a_crash(servers, protocol, tmp_path, durable) -> None:
-    """H12, H13 [TEST]: durable leases are held until their deadline, the others are gone."""
+    """H12, H13: durable leases are held until their deadline, the others are gone."""
     server = servers.start(data=tmp_path)
     speak = servers.speaker(server, protocol)
     path = make(speak, "jobs", 4, durability="fsync", leases_durable=durable)
@@ -290,12 +290,12 @@ def test_leases_after_a_crash(servers, protocol, tmp_path, durable) -> None:
     body = {"node": "w", "seqs": [2, 3], "lease_ids": leases[1:]}
     if durable:
         assert counts(again, "jobs") == (1, 2, 0)
-        assert seqs(claim(again, path, 9, "other")) == [4]
+        assert claimed_seqs(claim(again, path, 9, "other")) == [4]
         assert again.ok("POST", f"{path}/ack", body)["acked"] == 2
     else:
         assert counts(again, "jobs") == (3, 0, 0)
         assert again.ok("POST", f"{path}/ack", body)["skipped"] == [2, 3]
-        assert seqs(claim(again, path, 9, "other")) == [2, 3, 4]
+        assert claimed_seqs(claim(again, path, 9, "other")) == [2, 3, 4]
 
 
 # Routers that feed a queue

@@ -1,4 +1,4 @@
-"""Jobs that are pushed: `GET /v0/topics/{topic}/work` (native-api.md §9.6)."""
+"""Jobs that are pushed: `GET /v0/topics/{topic}/work` (native §9.6)."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.wire.test_queues import claim, counts, make, until
+from tests.support.seqs import job_event_seqs
+from tests.support.wire_queues import claim, counts, make, until, work
 
 # A stream that is not woken would hear of jobs at its next heartbeat, too late for any test.
 SETTINGS = {"heartbeat_ms_default": 60_000, "stream_pending_bytes": 65_536}
 SHUTDOWN_SECONDS_MAX = 5
 
 
-def work(path: str, node: str = "w", query: str = "") -> str:
-    return f"{path}/work?node={node}{query}"
-
-
 def jobs(stream, count: int) -> list:
     return [stream.next("job") for _ in range(count)]
-
-
-def seqs(events: list) -> list[int]:
-    return [event.data["$seq"] for event in events]
 
 
 def ack(speak, path: str, *jobs: int, node: str = "w"):
@@ -125,11 +118,11 @@ def test_line_breaks_in_a_payload_do_not_break_a_frame(speak, topic) -> None:
 
 
 def test_an_ack_is_followed_by_the_next_job(speak, topic) -> None:
-    """§9.6 [GAP]: the ack itself wakes the stream; at most one job at a time by default."""
+    """§9.6: the ack itself wakes the stream; at most one job at a time by default."""
     path = make(speak, topic, 20)
     with speak.stream(work(path)) as stream:
         for seq in range(1, 21):
-            assert seqs(jobs(stream, 1)) == [seq]
+            assert job_event_seqs(jobs(stream, 1)) == [seq]
             answer = ack(speak, path, seq)
             assert (answer["acked"], answer["in_flight"]) == (1, 0)
     assert counts(speak, topic) == (0, 0, 0)
@@ -139,13 +132,13 @@ def test_it_holds_no_more_than_max(speak, topic) -> None:
     """H15."""
     path = make(speak, topic, 10)
     with speak.stream(work(path, query="&max=3")) as stream:
-        assert seqs(jobs(stream, 3)) == [1, 2, 3]
+        assert job_event_seqs(jobs(stream, 3)) == [1, 2, 3]
         assert counts(speak, topic) == (7, 3, 0)
         ack(speak, path, 1, 3)
-        assert seqs(jobs(stream, 2)) == [4, 5]
+        assert job_event_seqs(jobs(stream, 2)) == [4, 5]
         assert counts(speak, topic) == (5, 3, 0)
         speak.ok("POST", f"{path}/nack", {"node": "w", "seqs": [2], "delay_ms": 60_000})
-        assert seqs(jobs(stream, 1)) == [6]
+        assert job_event_seqs(jobs(stream, 1)) == [6]
 
 
 @pytest.mark.parametrize(("most", "held"), [("0", 1), ("5000", 1_000), ("007", 7)])
@@ -153,7 +146,7 @@ def test_bounds_of_max(speak, topic, most, held) -> None:
     """§1.8, §9.1: 0 is 1, more than 1000 is 1000."""
     path = make(speak, topic, 1_010)
     with speak.stream(work(path, query=f"&max={most}")) as stream:
-        assert seqs(jobs(stream, held)) == list(range(1, held + 1))
+        assert job_event_seqs(jobs(stream, held)) == list(range(1, held + 1))
         assert counts(speak, topic) == (1_010 - held, held, 0)
 
 
@@ -164,7 +157,7 @@ def test_appends_are_pushed(speak, topic) -> None:
         assert stream.next("retry")
         for n in range(1, 6):
             speak.append(topic, n)
-            assert seqs(jobs(stream, 1)) == [n]
+            assert job_event_seqs(jobs(stream, 1)) == [n]
 
 
 def test_what_comes_back_is_pushed(speak, topic) -> None:
@@ -174,7 +167,7 @@ def test_what_comes_back_is_pushed(speak, topic) -> None:
     with speak.stream(work(path, query="&lease_ms=100")) as stream:
         speak.ok("POST", f"{path}/nack", {"node": "other", "seqs": [1]})
         found = jobs(stream, 3)
-        assert seqs(found) == [1, 1, 1]
+        assert job_event_seqs(found) == [1, 1, 1]
         assert [event.data["deliveries"] for event in found] == [2, 3, 4]
         assert len({event.data["lease_id"] for event in found}) == 3
 
@@ -183,10 +176,10 @@ def test_a_deleted_job_makes_room(speak, topic) -> None:
     """H18: at the latest when the worker acknowledges it."""
     path = make(speak, topic, 2)
     with speak.stream(work(path)) as stream:
-        assert seqs(jobs(stream, 1)) == [1]
+        assert job_event_seqs(jobs(stream, 1)) == [1]
         speak.ok("POST", f"{path}/delete", {"before_seq": 2})
         assert ack(speak, path, 1)["skipped"] == [1]
-        assert seqs(jobs(stream, 1)) == [2]
+        assert job_event_seqs(jobs(stream, 1)) == [2]
 
 
 def test_two_workers_share(speak, topic) -> None:
@@ -231,18 +224,18 @@ def test_a_large_backlog_of_large_jobs(speak, topic) -> None:
     for _ in range(4):
         speak.append(topic, *["x" * 20_000] * 25)
     with speak.stream(work(path, query="&max=100")) as stream:
-        assert seqs(jobs(stream, 100)) == list(range(1, 101))
+        assert job_event_seqs(jobs(stream, 100)) == list(range(1, 101))
 
 
 # The end
 
 
 def test_a_disconnect_releases_at_once(speak, topic) -> None:
-    """§9.6 [TEST], H15: ready and in_flight are back; only its own leases."""
+    """§9.6, H15: ready and in_flight are back; only its own leases."""
     path = make(speak, topic, 5)
     claim(speak, path, 1, "other", lease_ms=600_000)
     with speak.stream(work(path, query="&max=2&lease_ms=600000")) as stream:
-        assert seqs(jobs(stream, 2)) == [2, 3]
+        assert job_event_seqs(jobs(stream, 2)) == [2, 3]
         claim(speak, path, 1, "w", lease_ms=600_000)
         assert counts(speak, topic) == (1, 4, 0)
     until(speak, topic, (3, 2, 0))
@@ -253,11 +246,11 @@ def test_a_disconnect_releases_at_once(speak, topic) -> None:
 def test_a_disconnect_feeds_the_others(speak, topic) -> None:
     path = make(speak, topic, 1)
     with speak.stream(work(path, "a")) as one, speak.stream(work(path, "b", "&max=5")) as other:
-        assert seqs(jobs(one, 1)) == [1]
+        assert job_event_seqs(jobs(one, 1)) == [1]
         with speak.stream(work(path, "c")) as idle:
             idle.next("retry")
         speak.append(topic, 2)
-        assert seqs(jobs(other, 1)) == [2]
+        assert job_event_seqs(jobs(other, 1)) == [2]
     with speak.stream(work(path, "b")) as other:
         assert [event.data["deliveries"] for event in jobs(other, 1)] == [2]
 
@@ -301,13 +294,13 @@ def test_a_deleted_job_makes_room_by_itself(speak_to, topic) -> None:
     speak = speak_to(heartbeat_ms_default=1_000)
     path = make(speak, topic, 2)
     with speak.stream(work(path)) as stream:
-        assert seqs(jobs(stream, 1)) == [1]
+        assert job_event_seqs(jobs(stream, 1)) == [1]
         speak.ok("POST", f"{path}/delete", {"before_seq": 2})
-        assert seqs(jobs(stream, 1)) == [2]
+        assert job_event_seqs(jobs(stream, 1)) == [2]
 
 
 def test_a_shutdown(servers, protocol, tmp_path) -> None:
-    """§7.6 [TEST]: `server_shutting_down`, then the end, in less than 5 s; leases are released."""
+    """§7.6: `server_shutting_down`, then the end, in less than 5 s; leases are released."""
     server = servers.start(data=tmp_path)
     speak = servers.speaker(server, protocol)
     path = make(speak, "jobs", 2, leases_durable=True)
@@ -340,7 +333,7 @@ def test_boxes(speak, topic) -> None:
 
 
 def test_the_cap_of_streams(speak_to) -> None:
-    """§1.9 [TEST]: watch, work and ws together; exactly N; the slot is free when a stream ends."""
+    """§1.9: watch, work and ws together; exactly N; the slot is free when a stream ends."""
     speak = speak_to(max_sse_connections=2)
     path = make(speak, f"jobs-{speak.name}", 1)
     watch = {"topics": {f"jobs-{speak.name}": {}}}

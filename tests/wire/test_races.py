@@ -1,4 +1,4 @@
-"""Many at once (native-api.md §1.9): a cap of N admits exactly N, and one of many creates.
+"""Many at once (native §1.9): a cap of N admits exactly N, and one of many creates.
 
 Every test lets all its threads go at the same moment, over connections that are open already.
 """
@@ -20,14 +20,14 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_websocket
 
-from tests.wire.conftest import Reply, Speaker
+from tests.support.speakers import Reply, Speaker
 
 T = TypeVar("T")
 THREADS = 32
 CAP = 7
 RECORD = {"records": [{"data": 1}]}
 KEYS = "one,two"
-# §1.9 [TEST]: a slot is free again when so long has passed.
+# §1.9: a slot is free again when so long has passed.
 RELEASE_SECONDS = 0.2
 
 
@@ -109,7 +109,7 @@ def test_watch_sessions(servers, protocol, topic) -> None:
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
 def test_one_of_many_creates(speak, topic, durability) -> None:
-    """§3.1 [TEST]: of 16 that create one name at once, one is told that it did."""
+    """§3.1: of 16 that create one name at once, one is told that it did."""
     config = {"durability": durability}
     for round_ in range(5):
         name = f"{topic}-{round_}"
@@ -160,7 +160,7 @@ def test_the_head_moves_once(speak, topic) -> None:
 
 
 def test_a_full_topic_takes_exactly_its_cap(speak, topic) -> None:
-    """§3.5 [TEST]: `reject` never holds more than its cap, and uses no seq for a refusal."""
+    """§3.5: `reject` never holds more than its cap, and uses no seq for a refusal."""
     speak.ok("PUT", f"/v0/topics/{topic}", {"cap_records": 10, "discard": "reject"})
     replies = together(THREADS, lambda _: speak("POST", f"/v0/topics/{topic}", RECORD))
     assert Counter(reply.status for reply in replies) == {200: 10, 422: THREADS - 10}

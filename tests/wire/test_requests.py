@@ -1,4 +1,4 @@
-"""What every request has in common: routes, content types, names, limits (native-api.md §0, §1)."""
+"""What every request has in common: routes, content types, names, limits (native §0, §1)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_other_methods(speak, method, path, allow) -> None:
 
 
 def test_an_error_names_only_what_it_should(speak, topic) -> None:
-    """§1.3 [TEST]: code, message, detail and nothing else; no `performance` on errors."""
+    """§1.3: code, message, detail and nothing else; no `performance` on errors."""
     reply = speak("GET", f"/v0/topics/{topic}")
     assert reply.status == 404
     assert reply.error.keys() == {"code", "message", "detail"}
@@ -177,7 +177,7 @@ def test_an_empty_body(speak, topic, path) -> None:
 
 
 def test_success_is_bare_data(speak, topic) -> None:
-    """§1.1 [TEST]: no `ok` or `status` wrappers; a top-level `error` is the only failure mark."""
+    """§1.1: no `ok` or `status` wrappers; a top-level `error` is the only failure mark."""
     for found in (
         speak.append(topic, 1),
         speak.diff(topic),
@@ -210,7 +210,7 @@ def test_the_form_of_a_response(speak) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd", "identity"])
 def test_compressed_requests(speak, topic, encoding) -> None:
-    """§0 [GAP]: gzip, and zstd, request bodies."""
+    """§0: gzip, and zstd, request bodies."""
     body = json.dumps({"records": [{"data": "x" * 5_000}]}).encode()
     packed = {"gzip": gzip.compress, "zstd": zstd.compress, "identity": bytes}[encoding](body)
     headers = {**JSON_TYPE, "content-encoding": encoding}
@@ -220,7 +220,7 @@ def test_compressed_requests(speak, topic, encoding) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 def test_compressed_responses(speak, topic, encoding) -> None:
-    """§0 [GAP]: when asked for; with `Vary`."""
+    """§0: when asked for; with `Vary`."""
     speak.append(topic, "y" * 20_000)
     unpack = {"gzip": gzip.decompress, "zstd": zstd.decompress}[encoding]
     reply = speak("POST", f"/v0/topics/{topic}/diff", None, {"accept-encoding": encoding})
@@ -327,7 +327,7 @@ SMALL = {
 
 
 def test_limits_are_settings(speak_to, topic) -> None:
-    """§1.8 [GAP], §11: each of them is read."""
+    """§1.8, §11: each of them is read."""
     speak = speak_to(**SMALL)
     path = f"/v0/topics/{topic}"
 

@@ -1,4 +1,4 @@
-"""Who may use routers, and how many there may be (native-api.md §1.7, §1.9)."""
+"""Who may use routers, and how many there may be (native §1.7, §1.9)."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_prefixes_of_a_look_and_a_delete(speak, topic) -> None:
 
 
 def test_a_list_shows_what_a_key_may_use(speak, topic) -> None:
-    """§1.7 [TEST]: name, source and dest all allowed; pages are full nevertheless."""
+    """§1.7: name, source and dest all allowed; pages are full nevertheless."""
     for n in range(4):
         source, dest = f"orders:{topic}-a", f"orders:{topic}-{n}"
         for name in (f"orders:{topic}-{n}", f"other-{topic}-{n}"):
@@ -122,8 +122,51 @@ def test_a_list_shows_what_a_key_may_use(speak, topic) -> None:
     assert len(everything["routers"]) == 12
 
 
+def test_refusals_do_not_name_what_is_not_the_keys_own(speak, topic) -> None:
+    """§1.7h: a second source and a circle are told without names outside the key's prefixes."""
+    mine = [f"orders:{topic}-{end}" for end in "abc"]
+    secret = [f"secret-{topic}-{end}" for end in "xy"]
+    for number, (source, dest) in enumerate(
+        [(secret[0], mine[0]), (mine[1], secret[1]), (secret[1], mine[2])]
+    ):
+        path = f"{PATH}secret-{topic}-r{number}"
+        assert call(speak, "root", "PUT", path, edge(source, dest)).status == 201
+    path = f"{PATH}orders:{topic}"
+    refused = call(speak, "mine", "PUT", path, edge(mine[1], mine[0]))
+    assert code(refused) == (409, "topic_exists_incompatible")
+    assert refused.error["detail"] == {"topic": mine[0], "reason": "router_dest_fan_in"}
+    assert "by another router" in refused.error["message"]
+    circle = call(speak, "mine", "PUT", path, edge(mine[2], mine[1]))
+    assert code(circle) == (409, "router_cycle")
+    assert circle.error["detail"] == {"cycle": [mine[2], mine[1], mine[2]], "others": 1}
+    for reply in (refused, circle):
+        assert b"secret" not in reply.body
+    told = call(speak, "root", "PUT", path, edge(mine[1], mine[0]))
+    assert f"{secret[0]}" in told.error["message"]
+    told = call(speak, "root", "PUT", path, edge(mine[2], mine[1]))
+    assert told.error["detail"] == {"cycle": [mine[2], mine[1], secret[1], mine[2]]}
+
+
+@pytest.mark.parametrize("place", ["source", "dest"])
+def test_a_topic_of_foreign_routers_is_not_deleted(speak, topic, place) -> None:
+    """§1.7h, §3.4c: a key with prefixes ends no router that is not its own."""
+    own, other = f"orders:{topic}", f"secret-{topic}"
+    source, dest = (own, other) if place == "source" else (other, own)
+    assert call(speak, "root", "PUT", f"{PATH}secret-{topic}", edge(source, dest)).status == 201
+    reply = call(speak, "mine", "DELETE", f"/v0/topics/{own}")
+    assert code(reply) == (409, "topic_in_use")
+    assert reply.error["detail"] == {"topic": own, "routers": 1}
+    assert "another router uses" in reply.error["message"] and b"secret" not in reply.body
+    append = {"records": [{"data": 1}]}
+    assert call(speak, "root", "POST", f"/v0/topics/{source}", append).status == 200
+    copied = call(speak, "root", "GET", f"/v0/topics/{dest}").json
+    assert copied["head_seq"] == 1
+    done = call(speak, "root", "DELETE", f"/v0/topics/{own}").json
+    assert done["routers_removed"] == [f"secret-{topic}"]
+
+
 def test_the_most_routers(speak_to, topic) -> None:
-    """§1.9 [TEST]: N and no more under a race; what is refused has made no topic."""
+    """§1.9: N and no more under a race; what is refused has made no topic."""
     speak = speak_to(max_routers=5)
     names = [f"{topic}-{n}" for n in range(20)]
 

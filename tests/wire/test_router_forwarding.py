@@ -1,4 +1,4 @@
-"""What routers copy, as a client sees it (native-api.md §6.5)."""
+"""What routers copy, as a client sees it (native §6.5)."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_what_the_source_lost_is_announced(speak, topic, pair) -> None:
 
 
 def test_a_full_destination(speak, topic, pair) -> None:
-    """§6.5 [TEST]: cap 2 and four writes are 2, after freeing 4; nothing is skipped."""
+    """§6.5: cap 2 and four writes are 2, after freeing 4; nothing is skipped."""
     a, b = pair
     speak.ok("PUT", f"/v0/topics/{b}", {"cap_records": 2, "discard": "reject"})
     route(speak, topic, a, b)
@@ -128,7 +128,7 @@ def test_a_full_destination(speak, topic, pair) -> None:
 
 
 def test_a_mirror_ends(speak, topic, pair) -> None:
-    """§6.5 [TEST]: the write returns normally, and each head stays at 16 or below."""
+    """§6.5: the write returns normally, and each head stays at 16 or below."""
     a, b = pair
     route(speak, f"{topic}-1", a, b)
     route(speak, f"{topic}-2", b, a, allow_cycle=True)
@@ -285,3 +285,40 @@ def test_after_a_restart(servers, tmp_path, killed) -> None:
     assert data_of(speak, "b") == [1, 3]
     assert total(speak, "r") == 2
     assert metric(speak, "headrace_routers") == 1
+
+
+def test_a_source_that_is_deleted_is_copied_first(speak, topic, pair) -> None:
+    """§3.4d: what was appended to a source before its delete is in the destination."""
+    a, b = pair
+    route(speak, topic, a, b)
+    speak.append(a, *range(5_000))
+    gone = speak.ok("DELETE", f"/v0/topics/{a}")
+    assert (gone["deleted"], gone["routers_removed"]) == (True, [topic])
+    state = speak.ok("GET", f"/v0/topics/{b}")
+    assert (state["head_seq"], state["count"]) == (5_000, 5_000)
+
+
+def test_what_a_full_destination_did_not_take_of_a_deleted_source(speak, topic, pair) -> None:
+    """§3.4d: it is announced in the destination as `source_trim`."""
+    a, b = pair
+    speak.ok("PUT", f"/v0/topics/{b}", {"cap_records": 2, "discard": "reject"})
+    route(speak, topic, a, b)
+    speak.append(a, *range(5))
+    assert speak.ok("DELETE", f"/v0/topics/{a}")["routers_removed"] == [topic]
+    page = speak.diff(b, 2)
+    assert page["tombstone"]["reason"] == "source_trim"
+    assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]) == (3, 5)
+
+
+def test_a_deleted_router_says_what_it_left(speak, topic, pair) -> None:
+    """§6.4b: the source still has it, and a new router can go on there."""
+    a, b = pair
+    speak.ok("PUT", f"/v0/topics/{b}", {"cap_records": 2, "discard": "reject"})
+    route(speak, topic, a, b)
+    speak.append(a, *range(5))
+    gone = speak.ok("DELETE", f"/v0/routers/{topic}")
+    assert (gone["records_left"], gone["copied_to"]) == (3, 2)
+    speak.ok("PUT", f"/v0/topics/{b}", {})
+    route(speak, topic, a, b, backfill=gone["copied_to"])
+    assert data_of(speak, b) == [*range(5)]
+    assert "records_left" not in speak.ok("DELETE", f"/v0/routers/{topic}")

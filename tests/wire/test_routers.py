@@ -1,4 +1,4 @@
-"""Routers over the wire: put, look, list, delete (native-api.md §6.1 to §6.4)."""
+"""Routers over the wire: put, look, list, delete (native §6.1 to §6.4)."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_a_router_is_not_pointed_elsewhere(speak, topic) -> None:
 
 
 def test_a_circle_is_refused(speak, topic) -> None:
-    """§6.1 [TEST]: `cycle` begins and ends with the new source; `allow_cycle` skips the check."""
+    """§6.1: `cycle` begins and ends with the new source; `allow_cycle` skips the check."""
     a, b, c, d = (f"{topic}-{name}" for name in "abcd")
     route(speak, f"{topic}-1", a, b)
     route(speak, f"{topic}-2", b, c)
@@ -251,7 +251,7 @@ def test_a_circle_is_refused(speak, topic) -> None:
 
 
 def test_the_order_of_the_checks(speak, topic) -> None:
-    """§6.1 [CODE]: JSON, name, same topic, topic names, 404, fan-in, re-point, cycle."""
+    """§6.1: JSON, name, same topic, topic names, 404, fan-in, re-point, cycle."""
     a, b, c, d = (f"{topic}-{name}" for name in "abcd")
     route(speak, f"{topic}-1", a, b)
     route(speak, f"{topic}-2", c, d)
@@ -305,7 +305,7 @@ def test_a_backfill(speak, topic, backfill, copied) -> None:
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
 def test_a_look_has_the_current_total(speak, topic, durability) -> None:
-    """§6.2 [TEST]: it drains first, whatever the class of the destination."""
+    """§6.2: it drains first, whatever the class of the destination."""
     a, b = f"{topic}-a", f"{topic}-b"
     speak.ok("PUT", f"/v0/topics/{b}", {"durability": durability})
     route(speak, topic, a, b)

@@ -1,4 +1,4 @@
-"""Readers that do not keep up (native-api.md §7.3): they lose time, never a record."""
+"""Readers that do not keep up (native §7.3): they lose time, never a record."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from headrace.client import Client
+from tests.support.seqs import json_seqs
 
 PAYLOAD = "x" * 10_000
 RECORDS = 1_500  # far more than sockets and the server hold for a stream
@@ -27,7 +28,7 @@ def filled(speak, topic) -> str:
 def seqs_until(stream, last: int) -> list[int]:
     seen: list[int] = []
     while not seen or seen[-1] < last:
-        seen += [record["$seq"] for record in stream.next("record").data["records"]]
+        seen += json_seqs(stream.next("record").data)
     return seen
 
 
@@ -60,7 +61,7 @@ def test_what_a_cap_took_from_a_slow_reader_is_told(speak, topic) -> None:
                 assert event.data["gap_from"] == cursor + 1
                 cursor = event.data["gap_to"]
                 continue
-            found = [record["$seq"] for record in event.data["records"]]
+            found = json_seqs(event.data)
             assert found == list(range(cursor + 1, found[-1] + 1))
             cursor = found[-1]
 
@@ -82,7 +83,7 @@ def streams(client: Client) -> int:
 
 
 def test_a_stuck_reader_is_let_go_and_can_resume(servers, topic) -> None:
-    """§7.3 [GAP]: after `slow_consumer_timeout`; its session goes on where it was."""
+    """§7.3: after `slow_consumer_timeout`; its session goes on where it was."""
     server = servers.with_settings(slow_consumer_timeout_ms=300)
     speak = servers.speaker(server, "h1")
     with Client(server.url) as client:
@@ -105,7 +106,7 @@ def test_a_stuck_reader_is_let_go_and_can_resume(servers, topic) -> None:
 
 
 def test_stuck_readers_do_not_hold_up_the_others(servers, topic) -> None:
-    """§7.3, semantics K6: writers and other watchers go on."""
+    """§7.3, K6: writers and other watchers go on."""
     server = servers.with_settings(slow_consumer_timeout_ms=60_000)
     speak = servers.speaker(server, "h1")
     with Client(server.url) as client:

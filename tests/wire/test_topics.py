@@ -1,4 +1,4 @@
-"""Topics over the wire: create, look, list, delete (native-api.md §2, §3.1 to §3.4)."""
+"""Topics over the wire: create, look, list, delete (native §2, §3.1 to §3.4)."""
 
 from __future__ import annotations
 
@@ -6,36 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-DEFAULTS = {
-    "type": "log",
-    "ttl_ms": 0,
-    "cap_records": 0,
-    "cap_bytes": 0,
-    "discard": "old",
-    "durable": False,
-    "durability": "disk",
-    "priority": None,
-    "auto_priority": True,
-    "auto_create": True,
-    "idempotency_window_ms": 120_000,
-    "dedupe_node": True,
-    "lease_ms": 30_000,
-    "claim_jitter_ms": 0,
-    "max_deliveries": 0,
-    "dead_letter": None,
-    "leases_durable": False,
-}
+from tests.support.expected_answers import TOPIC_DEFAULTS
 
 
 def test_a_put_without_a_body_creates_with_the_exact_defaults(speak, topic) -> None:
     """§2: the default echo, all 17 fields; §3.1: 201 and `created`, then 200; §1.1: no body."""
     reply = speak("PUT", f"/v0/topics/{topic}")
     assert reply.status == 201
-    assert reply.json["config"] == DEFAULTS
+    assert reply.json["config"] == TOPIC_DEFAULTS
     assert (reply.json["topic"], reply.json["created"]) == (topic, True)
     again = speak("PUT", f"/v0/topics/{topic}", {})
     assert (again.status, again.json["created"]) == (200, False)
-    assert again.json["config"] == DEFAULTS
+    assert again.json["config"] == TOPIC_DEFAULTS
 
 
 def test_a_put_echoes_what_it_stored(speak, topic) -> None:
@@ -59,7 +41,7 @@ def test_a_put_echoes_what_it_stored(speak, topic) -> None:
         "leases_durable": True,
     }
     found = speak.ok("PUT", f"/v0/topics/{topic}", sent)["config"]
-    assert found == {**DEFAULTS, **sent, "durable": True}
+    assert found == {**TOPIC_DEFAULTS, **sent, "durable": True}
     assert speak.state(topic)["config"] == found
     assert speak.ok("GET", f"/v0/topics/{topic}")["effective_priority"] == -1_000
 
@@ -90,9 +72,9 @@ def test_lease_and_jitter_are_clamped_when_stored(speak, topic) -> None:
 
 
 def test_a_put_replaces_the_whole_config(speak, topic) -> None:
-    """§3.1 [TEST]: what is omitted returns to its default."""
+    """§3.1: what is omitted returns to its default."""
     speak.ok("PUT", f"/v0/topics/{topic}", {"durable": True, "ttl_ms": 5_000})
-    assert speak.ok("PUT", f"/v0/topics/{topic}", {})["config"] == DEFAULTS
+    assert speak.ok("PUT", f"/v0/topics/{topic}", {})["config"] == TOPIC_DEFAULTS
 
 
 def test_the_type_cannot_change(speak, topic) -> None:
@@ -142,11 +124,11 @@ def test_a_queue_is_not_its_own_dead_letter(speak, topic) -> None:
 
 def test_unknown_fields_are_ignored(speak, topic) -> None:
     """§1.1: everywhere, in a config too."""
-    assert speak.ok("PUT", f"/v0/topics/{topic}", {"colour": "red"})["config"] == DEFAULTS
+    assert speak.ok("PUT", f"/v0/topics/{topic}", {"colour": "red"})["config"] == TOPIC_DEFAULTS
 
 
 def test_of_many_creators_one_creates(speak, topic) -> None:
-    """§3.1 [TEST]: 16 concurrent creates of one name: exactly one `created:true`."""
+    """§3.1: 16 concurrent creates of one name: exactly one `created:true`."""
     with ThreadPoolExecutor(16) as pool:
         replies = list(pool.map(lambda _: speak("PUT", f"/v0/topics/{topic}"), range(16)))
     assert sorted(reply.status for reply in replies) == [200] * 15 + [201]
@@ -167,7 +149,7 @@ def test_the_state_of_a_fresh_topic(speak, topic) -> None:
         "next_seq": 1,
         "count": 0,
         "bytes": 0,
-        "config": DEFAULTS,
+        "config": TOPIC_DEFAULTS,
         "effective_priority": 0,
         "last_write_ts": None,
         "last_read_ts": None,
@@ -189,7 +171,7 @@ def test_bytes_are_data_and_meta_as_sent(speak, topic) -> None:
 
 
 def test_a_look_counts_as_a_read_unless_told_otherwise(speak, topic) -> None:
-    """§3.2 [TEST]: touch=false leaves last_read_ts and priority alone; a default GET shows 500."""
+    """§3.2: touch=false leaves last_read_ts and priority alone; a default GET shows 500."""
     speak.append(topic, 1)
     for _ in range(2):
         state = speak.ok("GET", f"/v0/topics/{topic}?touch=false")
@@ -248,7 +230,7 @@ def test_a_list_counts_as_a_read_only_when_asked(speak, topic) -> None:
 
 
 def test_pages_of_a_list(speak, topic) -> None:
-    """§1.6 [TEST]: opaque cursors that survive a raw query string; pages cover all, once."""
+    """§1.6: opaque cursors that survive a raw query string; pages cover all, once."""
     names = sorted(f"{topic}-{n:02}" for n in range(11))
     for name in names:
         speak.ok("PUT", f"/v0/topics/{name}")
@@ -267,7 +249,7 @@ def test_pages_of_a_list(speak, topic) -> None:
 
 @pytest.mark.parametrize("cursor", ["!!!", "YWJj", "eyJhZnRlciI6NX0"])
 def test_a_cursor_that_is_none_is_refused(speak, cursor) -> None:
-    """§1.6 [TEST]: undecodable: 400."""
+    """§1.6: undecodable: 400."""
     speak.refused(400, "invalid_request", "GET", f"/v0/topics?cursor={cursor}")
 
 
@@ -317,7 +299,7 @@ def test_a_delete_forgets_keys(speak, topic) -> None:
 
 
 def test_puts_report_no_server_time_of_their_own_but_a_number(speak, topic) -> None:
-    """§1.4 [TEST]: `server_total_ms` is a number on every success; `Server-Timing` beside it."""
+    """§1.4: `server_total_ms` is a number on every success; `Server-Timing` beside it."""
     reply = speak("PUT", f"/v0/topics/{topic}")
     assert isinstance(reply.json["performance"]["server_total_ms"], int | float)
     assert "total;dur=" in reply.headers["server-timing"]

@@ -1,4 +1,4 @@
-"""Watch sessions and their SSE streams (native-api.md §7)."""
+"""Watch sessions and their SSE streams (native §7)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import time
 
 import pytest
 
+from tests.support.seqs import json_seqs
+
 JSON_WANTED = {"accept": "application/json"}
 
 
 def watch(speak, topics: dict, query: str = "", **fields: object):
     return speak.ok("POST", f"/v0/watch{query}", {"topics": topics, **fields})
-
-
-def seqs(event) -> list[int]:
-    return [record["$seq"] for record in event.data["records"]]
 
 
 def id_of(event) -> dict:
@@ -29,7 +27,7 @@ def id_of(event) -> dict:
 
 
 def test_the_answer_of_a_session(speak, topic) -> None:
-    """§7.1: every field; `wid` has 26 characters [TEST]; `tail` resolves to the head."""
+    """§7.1: every field; `wid` has 26 characters; `tail` resolves to the head."""
     speak.append(topic, 1, 2)
     speak.append(f"{topic}-2", 1)
     answer = watch(speak, {topic: {"from_seq": 1}, f"{topic}-2": {"tail": True}})
@@ -83,7 +81,7 @@ def test_unknown_topics(speak, topic) -> None:
 
 
 def test_unknown_keys_of_a_topic_are_ignored(speak, topic) -> None:
-    """§7.1: a test of others sends `{"from":"tail"}` and expects 200."""
+    """§7.1: unknown keys of a topic, such as `{"from":"tail"}`, are ignored."""
     speak.append(topic, 1)
     assert watch(speak, {topic: {"from": "tail"}})["topics"][topic]["from_seq"] == 0
 
@@ -97,7 +95,7 @@ def test_strong_needs_a_disk(speak, topic) -> None:
 
 
 def test_the_check_order_of_a_stream(speak, topic) -> None:
-    """§7.2: Accept 406, then the wid 404 [TEST]."""
+    """§7.2: Accept 406, then the wid 404."""
     speak.append(topic, 1)
     url = watch(speak, {topic: {}})["stream_url"]
     speak.refused(406, "not_acceptable", "GET", url, accept="application/json")
@@ -132,7 +130,7 @@ def test_a_backlog_and_then_live(speak, topic) -> None:
         assert events[0].text == "retry: 2000"
         assert [event.event for event in events] == ["retry", "record", "caught-up"]
         record = events[1]
-        assert seqs(record) == [1, 2]
+        assert json_seqs(record.data) == [1, 2]
         rest = {k: v for k, v in record.data.items() if k != "records"}
         assert {k: rest[k] for k in ("topic", "from_seq", "to_seq", "head_seq")} == {
             "topic": topic,
@@ -145,11 +143,11 @@ def test_a_backlog_and_then_live(speak, topic) -> None:
             speak.append(topic, n)
             events = stream.until("caught-up")
             assert [event.event for event in events] == ["record", "caught-up"]
-            assert (seqs(events[0]), events[1].data["head_seq"]) == ([n], n)
+            assert (json_seqs(events[0].data), events[1].data["head_seq"]) == ([n], n)
 
 
 def test_the_bytes_of_a_frame(speak, topic) -> None:
-    """§1.1 [TEST], §7.3: compact JSON on one line, `event: x` with one blank, an id on each."""
+    """§1.1, §7.3: compact JSON on one line, `event: x` with one blank, an id on each."""
     speak.append(topic, 1)
     url = watch(speak, {topic: {}})["stream_url"]
     with speak.stream(url) as stream:
@@ -162,7 +160,7 @@ def test_the_bytes_of_a_frame(speak, topic) -> None:
 
 
 def test_line_breaks_in_a_payload_do_not_break_a_frame(speak, topic) -> None:
-    """design §3: raw CR and LF between tokens become blanks."""
+    """§7.3: raw CR and LF between tokens become blanks."""
     body = b'{"records":[{"data":{\n"a":\r\n1,\r"b": "x\\ny"}}]}'
     speak("POST", f"/v0/topics/{topic}", body, {"content-type": "application/json"})
     with speak.stream(watch(speak, {topic: {}})["stream_url"]) as stream:
@@ -170,12 +168,12 @@ def test_line_breaks_in_a_payload_do_not_break_a_frame(speak, topic) -> None:
 
 
 def test_tail_is_only_what_comes(speak, topic) -> None:
-    """§7.3 [TEST]."""
+    """§7.3."""
     speak.append(topic, 1, 2)
     with speak.stream(watch(speak, {topic: {"tail": True}})["stream_url"]) as stream:
         assert [e.event for e in stream.until("caught-up")] == ["retry", "caught-up"]
         speak.append(topic, 3)
-        assert seqs(stream.next("record")) == [3]
+        assert json_seqs(stream.next("record").data) == [3]
 
 
 def test_what_a_watch_may_leave_out(speak, topic) -> None:
@@ -193,7 +191,7 @@ def test_what_a_watch_may_leave_out(speak, topic) -> None:
 
 
 def test_own_records_move_the_cursor_only(speak, topic) -> None:
-    """§7.3 [TEST]: no `record` frame when all was filtered, but `caught-up`."""
+    """§7.3: no `record` frame when all was filtered, but `caught-up`."""
     speak.append(topic, 1, node="own")
     url = watch(speak, {topic: {}}, node=["own"])["stream_url"]
     with speak.stream(url) as stream:
@@ -202,7 +200,7 @@ def test_own_records_move_the_cursor_only(speak, topic) -> None:
         assert id_of(events[-1])[topic] == 1
         speak.append(topic, 2, node="other")
         record = stream.next("record")
-        assert (seqs(record), record.data["to_seq"]) == ([2], 2)
+        assert (json_seqs(record.data), record.data["to_seq"]) == ([2], 2)
 
 
 def test_batches_are_bounded(speak, topic) -> None:
@@ -210,11 +208,11 @@ def test_batches_are_bounded(speak, topic) -> None:
     speak.append(topic, *("x" * 100 for _ in range(25)))
     with speak.stream(watch(speak, {topic: {}}, limit=10)["stream_url"]) as stream:
         frames = stream.until("caught-up")[1:-1]
-    assert [len(seqs(frame)) for frame in frames] == [10, 10, 5]
+    assert [len(json_seqs(frame.data)) for frame in frames] == [10, 10, 5]
     with speak.stream(watch(speak, {topic: {}}, max_batch_bytes=500)["stream_url"]) as stream:
         frames = stream.until("caught-up")[1:-1]
-    assert [seq for frame in frames for seq in seqs(frame)] == list(range(1, 26))
-    assert max(len(seqs(frame)) for frame in frames) <= 5
+    assert [seq for frame in frames for seq in json_seqs(frame.data)] == list(range(1, 26))
+    assert max(len(json_seqs(frame.data)) for frame in frames) <= 5
 
 
 def test_many_topics_on_one_stream(speak, topic) -> None:
@@ -264,7 +262,7 @@ def test_more_topics_than_fit_an_id(speak, topic) -> None:
 
 
 def test_a_session_remembers_its_cursors(speak, topic) -> None:
-    """§7.4 [TEST]: resuming with the current id redelivers nothing and still reaches caught-up."""
+    """§7.4: resuming with the current id redelivers nothing and still reaches caught-up."""
     speak.append(topic, 1, 2, 3)
     url = watch(speak, {topic: {}})["stream_url"]
     with speak.stream(url) as stream:
@@ -278,20 +276,20 @@ def event_id(**seqs: int) -> str:
 
 
 def test_an_id_may_only_rewind(speak, topic) -> None:
-    """§7.4 [TEST]: to 1 redelivers 2 and 3, not 1; a higher one is not believed."""
+    """§7.4: to 1 redelivers 2 and 3, not 1; a higher one is not believed."""
     speak.append(topic, 1, 2, 3)
     url = watch(speak, {topic: {}})["stream_url"]
     with speak.stream(url) as stream:
         stream.until("caught-up")
     with speak.stream(url, last_event_id=event_id(**{topic: 1})) as stream:
-        assert seqs(stream.next("record")) == [2, 3]
+        assert json_seqs(stream.next("record").data) == [2, 3]
         stream.next("caught-up")
     # Until the server has noticed that nobody listens, it would deliver the next one there.
     while speak("GET", "/v0/metrics", None, JSON_WANTED).json["sse_connections"]:
         pass
     speak.append(topic, 4)
     with speak.stream(url, last_event_id=event_id(**{topic: 99, "unknown": 5})) as stream:
-        assert seqs(stream.next("record")) == [4]
+        assert json_seqs(stream.next("record").data) == [4]
 
 
 @pytest.mark.parametrize("bad", ["!!!", "AAAA", "cp_none", "bnVsbA", "W10", "x" * 2_000])
@@ -300,7 +298,7 @@ def test_undecodable_ids_are_ignored(speak, topic, bad) -> None:
     speak.append(topic, 1)
     url = watch(speak, {topic: {}})["stream_url"]
     with speak.stream(url, last_event_id=bad) as stream:
-        assert seqs(stream.next("record")) == [1]
+        assert json_seqs(stream.next("record").data) == [1]
 
 
 def test_an_id_of_a_former_topic(speak, topic) -> None:
@@ -315,7 +313,7 @@ def test_an_id_of_a_former_topic(speak, topic) -> None:
     with speak.stream(url, last_event_id=last.id) as stream:
         events = stream.until("caught-up")
     assert [event.event for event in events] == ["retry", "tombstone", "record", "caught-up"]
-    assert seqs(events[2]) == [1, 2, 3, 4]
+    assert json_seqs(events[2].data) == [1, 2, 3, 4]
 
 
 def test_a_watch_of_a_former_epoch(speak, topic) -> None:
@@ -330,15 +328,15 @@ def test_a_watch_of_a_former_epoch(speak, topic) -> None:
 
 
 def test_a_new_session_from_an_id(speak, topic) -> None:
-    """§7.3 [GAP]: `cursor` in the request; what it does not name starts where the body says."""
+    """§7.3: `cursor` in the request; what it does not name starts where the body says."""
     speak.append(topic, 1, 2, 3)
     speak.append(f"{topic}-2", 1)
     with speak.stream(watch(speak, {topic: {}}, limit=2)["stream_url"]) as stream:
         first = stream.next("record")
     session = watch(speak, {topic: {}, f"{topic}-2": {}}, cursor=first.id)
     with speak.stream(session["stream_url"]) as stream:
-        assert seqs(stream.until("record", topic=topic)[-1]) == [3]
-        assert seqs(stream.until("record", topic=f"{topic}-2")[-1]) == [1]
+        assert json_seqs(stream.until("record", topic=topic)[-1].data) == [3]
+        assert json_seqs(stream.until("record", topic=f"{topic}-2")[-1].data) == [1]
     body = {"topics": {topic: {}}, "cursor": "!!!"}
     speak.refused(400, "invalid_request", "POST", "/v0/watch", body)
 
@@ -363,11 +361,11 @@ def test_a_tombstone_frame(speak, topic) -> None:
         "head_seq": 5,
     }
     assert id_of(tombstone)[topic] == 3
-    assert seqs(events[2]) == [4, 5]
+    assert json_seqs(events[2].data) == [4, 5]
 
 
 def test_deleting_a_topic_tells_its_watchers(speak, topic) -> None:
-    """§7.3 [GAP]: at once, without another wake; the other topics go on; then the stream ends.
+    """§7.3: at once, without another wake; the other topics go on; then the stream ends.
 
     The head is the real one, as documented.
     """
@@ -418,7 +416,7 @@ def test_a_wildcard_follows_topics_created_later(speak, topic) -> None:
         speak.append(f"{topic}-not", "other")
         speak.append(f"{topic}:b", "new")
         later = stream.next("record")
-        assert (later.data["topic"], seqs(later)) == (f"{topic}:b", [1])
+        assert (later.data["topic"], json_seqs(later.data)) == (f"{topic}:b", [1])
         assert later.data["records"][0]["data"] == "new"
 
 
@@ -426,7 +424,7 @@ def test_a_wildcard_follows_topics_created_later(speak, topic) -> None:
 
 
 def test_heartbeats_carry_the_time(speak_to, topic) -> None:
-    """§7.3 [GAP], §7.5: `: hb <ms>` when idle, without an id."""
+    """§7.3, §7.5: `: hb <ms>` when idle, without an id."""
     speak = speak_to(variables=FAST_HEARTBEATS)
     speak.append(topic, 1)
     with speak.stream(watch(speak, {topic: {}}, heartbeat_ms=20)["stream_url"]) as stream:
@@ -448,13 +446,13 @@ def test_a_stream_resumes_what_its_session_was_given(speak, topic) -> None:
         last = stream.until("caught-up")[-1]
     speak.append(topic, 2, 3)
     with speak.stream(url, last_event_id=last.id) as stream:
-        assert seqs(stream.next("record")) == [2, 3]
+        assert json_seqs(stream.next("record").data) == [2, 3]
 
 
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
 @pytest.mark.parametrize("consistency", ["eventual", "strong"])
 def test_both_consistencies_deliver(speak, topic, durability, consistency) -> None:
-    """§7.1 [GAP]: strong waits for the sync, and gets everything in the end."""
+    """§7.1: strong waits for the sync, and gets everything in the end."""
     speak.ok("PUT", f"/v0/topics/{topic}", {"durability": durability})
     url = watch(speak, {topic: {}}, consistency=consistency)["stream_url"]
     with speak.stream(url) as stream:
@@ -463,5 +461,5 @@ def test_both_consistencies_deliver(speak, topic, durability, consistency) -> No
         for n in range(10):
             speak.append(topic, n)
         while len(seen) < 10:
-            seen += seqs(stream.next("record"))
+            seen += json_seqs(stream.next("record").data)
     assert seen == list(range(1, 11))

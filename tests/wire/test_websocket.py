@@ -1,4 +1,4 @@
-"""The WebSocket data plane (native-api.md §8)."""
+"""The WebSocket data plane (native §8)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
+
+from tests.support.expected_answers import two_appended
+from tests.support.seqs import json_seqs
 
 SECONDS_MAX = 20
 
@@ -76,10 +79,6 @@ def speak(servers, server):
     return servers.speaker(server, "h1")
 
 
-def seqs(message: dict[str, Any]) -> list[int]:
-    return [record["$seq"] for record in message["records"]]
-
-
 def test_ping(socket) -> None:
     """§8: `pong` with the request_id, whatever JSON it is; null if absent."""
     for request_id in (1, "a", {"x": [None]}, None):
@@ -101,7 +100,7 @@ def test_subscribe_and_read(socket, speak, topic) -> None:
     state = {k: answer["topics"][topic][k] for k in ("from_seq", "head_seq", "earliest_seq")}
     assert state == {"from_seq": 0, "head_seq": 2, "earliest_seq": 1}
     record, caught_up = socket.until("caught_up")
-    assert (record["op"], record["topic"], seqs(record)) == ("record", topic, [1, 2])
+    assert (record["op"], record["topic"], json_seqs(record)) == ("record", topic, [1, 2])
     assert {k: record[k] for k in ("from_seq", "to_seq", "head_seq")} == {
         "from_seq": 0,
         "to_seq": 2,
@@ -109,7 +108,7 @@ def test_subscribe_and_read(socket, speak, topic) -> None:
     }
     assert (caught_up["topic"], caught_up["head_seq"]) == (topic, 2)
     speak.append(topic, "c")
-    assert seqs(socket.next("record")) == [3]
+    assert json_seqs(socket.next("record")) == [3]
 
 
 def test_subscribe_to_many(socket, speak, topic) -> None:
@@ -124,7 +123,7 @@ def test_subscribe_to_many(socket, speak, topic) -> None:
         f"{topic}-c": 0,
     }
     seen = [m for _ in range(3) for m in socket.until("caught_up")]
-    records = {m["topic"]: seqs(m) for m in seen if m["op"] == "record"}
+    records = {m["topic"]: json_seqs(m) for m in seen if m["op"] == "record"}
     assert records == {f"{topic}-a": [2], f"{topic}-c": [1, 2]}
 
 
@@ -153,18 +152,7 @@ def test_publish(socket, speak, topic) -> None:
     ack = socket.receive()
     assert isinstance(ack.pop("performance")["server_total_ms"], float)
     ack.pop("epoch", None)
-    assert ack == {
-        "op": "ack",
-        "request_id": "r",
-        "topic": topic,
-        "first_seq": 1,
-        "last_seq": 2,
-        "seqs": [1, 2],
-        "head_seq": 2,
-        "count": 2,
-        "created": True,
-        "deduped": False,
-    }
+    assert ack == {"op": "ack", "request_id": "r", **two_appended(topic)}
     assert speak.state(topic)["config"]["cap_records"] == 5
     socket.publish(topic, 3, return_seqs=False, node="n", idempotency_key="k")
     assert socket.receive()["seqs"] is None
@@ -174,7 +162,7 @@ def test_publish(socket, speak, topic) -> None:
 
 
 def test_the_publisher_sees_its_ack_first(socket, topic) -> None:
-    """§8 [TEST]: before the `record` of that write."""
+    """§8: before the `record` of that write."""
     socket.publish(topic, 0)
     socket.next("ack")
     socket.ask("subscribe", topic=topic, tail=True)
@@ -196,7 +184,7 @@ def test_many_publishes_at_once_are_answered_in_order(socket, topic) -> None:
 
 
 def test_unsubscribed_is_the_last(socket, speak, topic) -> None:
-    """§8 [TEST]: after it nothing but acks arrives for that topic."""
+    """§8: after it nothing but acks arrives for that topic."""
     speak.append(topic, 1)
     socket.ask("subscribe", topic=topic)
     socket.next("caught_up")
@@ -215,7 +203,7 @@ def test_a_node_filter_hides_equal_nodes_only(socket, speak, topic) -> None:
     for node in ("me", "you", None):
         speak.append(topic, node, node=node)
     socket.ask("subscribe", topic=topic, node="me")
-    assert seqs(socket.next("record")) == [2, 3]
+    assert json_seqs(socket.next("record")) == [2, 3]
 
 
 def test_a_tombstone_keeps_its_reason(socket, speak, topic) -> None:
@@ -230,11 +218,11 @@ def test_a_tombstone_keeps_its_reason(socket, speak, topic) -> None:
         "gap_from": 1,
         "gap_to": 2,
     }
-    assert seqs(socket.next("record")) == [3]
+    assert json_seqs(socket.next("record")) == [3]
 
 
 def test_a_deleted_topic_is_told(socket, speak, topic) -> None:
-    """§8, §7.3 [GAP]: at once; the connection goes on."""
+    """§8, §7.3: at once; the connection goes on."""
     speak.append(topic, 1)
     socket.ask("subscribe", topic=topic)
     socket.next("caught_up")
@@ -295,7 +283,7 @@ def test_plain_requests_to_the_socket(speak) -> None:
 
 
 def test_a_foreign_page_cannot_connect(dial) -> None:
-    """design §8: `Origin` is checked on upgrades when there are no keys."""
+    """§1.10: `Origin` is checked on upgrades when there are no keys."""
     with pytest.raises(InvalidStatus) as caught:
         dial(origin="http://evil.example")
     assert caught.value.response.status_code == 403
@@ -364,7 +352,7 @@ def test_a_subscription_begins_after_what_routers_owe(speak, socket, topic) -> N
     speak.append(source, "new")
     while (record := socket.next("record"))["topic"] != dest:
         pass
-    assert seqs(record) == [20_001]
+    assert json_seqs(record) == [20_001]
 
 
 def test_an_unsubscribe_reaches_a_subscription_that_waits(speak, socket, topic) -> None:

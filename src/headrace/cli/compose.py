@@ -1,4 +1,4 @@
-"""Putting a server together: the engine, the dialects, the gate and the transports, once each.
+"""Putting a server together: the engine, the dialects, access control and the transports.
 
 The composition root: the only file that knows all of them.  It starts nothing and opens nothing;
 `cli/serve.py` does, in the right order.
@@ -12,103 +12,81 @@ from typing import NamedTuple
 
 from headrace.core.errors import ConfigError
 from headrace.core.limits import heartbeat_ms_min
-from headrace.core.runtime import Runtime
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
-from headrace.lake.cold import cold_lake
+from headrace.lake.serving.lake_archive import open_lake_archive
+from headrace.metrics.engine import watch_engine
+from headrace.metrics.process import ProcessWatch, watch_process
+from headrace.metrics.requests import Metrics
+from headrace.server.access import AccessControl
 from headrace.server.app import App
 from headrace.server.auth import KeyRing
-from headrace.server.gate import Gate
-from headrace.server.http1 import Http1Protocol
+from headrace.server.http1.connection import Http1Connection
+from headrace.server.http1.heads import KnownHeads
 from headrace.storage.fs import RealFilesystem
-from headrace.wire.docs_page import Documents
-from headrace.wire.metrics import Metrics
-from headrace.wire.metrics_process import ProcessWatch, watch_process
-from headrace.wire.native import TOPICS
-from headrace.wire.native_live import LiveApi
-from headrace.wire.native_pipelines import PipelinesApi
-from headrace.wire.native_probes import Probes
-from headrace.wire.native_queue import queue_routes
-from headrace.wire.native_routers import RoutersApi
-from headrace.wire.native_routes import NativeApi
-from headrace.wire.native_segments import SegmentsApi
-from headrace.wire.pressure import ResponseMemory
+from headrace.wire.native.dialect import native_dialect
+from headrace.wire.openapi.page import Documents
 from headrace.wire.routes import RouteTable
+from headrace.wire.server_context import ServerContext
 
 STATM_BYTES_MAX = 256
-# How often sessions that nobody uses are looked for.
-SESSIONS_LOOK_MS = 10_000
 # Tests of heartbeats cannot wait for a second each.
 SHORTEST_HEARTBEAT = "HEADRACE_TEST_MIN_HEARTBEAT_MS"
 
 
 class Server(NamedTuple):
-    """What the parts are together."""
+    """The parts of a server that are started and stopped."""
 
     app: App
-    native: NativeApi
-    live: LiveApi
     watch: ProcessWatch
-    runtime: Runtime
     engine: Engine
+    context: ServerContext
+    heads: KnownHeads
 
     def protocol(self) -> asyncio.Protocol:
-        """A new connection's."""
-        return Http1Protocol(self.app)
+        """The protocol of a new connection."""
+        return Http1Connection(self.app, self.heads)
 
     def start(self) -> None:
         """Begin with what happens by itself."""
         self.app.start()
         self.watch.start()
         self.engine.govern()
-        self._look_after_sessions()
-
-    def _look_after_sessions(self) -> None:
-        self.live.tick()
-        self.runtime.later(SESSIONS_LOOK_MS, self._look_after_sessions)
 
     def drain(self) -> None:
-        """Tell every stream, take nothing new, and let what is in progress end."""
-        self.live.drain()
-        self.native.drain()
+        """End streams and waits, take nothing new, and let what is in progress end."""
+        self.context.drain()
         self.app.drain()
 
     def stop(self) -> None:
+        """End what happens by itself."""
         self.app.stop()
         self.watch.stop()
 
 
 def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
-    """Every route of every dialect behind one gate, on an engine that need not be ready yet."""
-    engine.core.history = cold_lake(settings)
+    """Every dialect behind one port, on an engine that need not be ready yet."""
+    engine.read_archive_from(open_lake_archive(settings))
     metrics = Metrics()
-    memory = ResponseMemory(settings.response_memory_bytes_max)
-    native = NativeApi(engine, settings, metrics, memory)
-    probes = Probes(engine, metrics, TOPICS)
-    live = LiveApi(engine, settings, metrics, shortest_heartbeat_ms=_shortest_heartbeat_ms())
-    table = RouteTable(
-        [
-            *native.routes(),
-            *queue_routes(engine, metrics, memory),
-            *RoutersApi(engine, settings).routes(),
-            *PipelinesApi(engine, settings, metrics).routes(),
-            *SegmentsApi(engine, settings).routes(),
-            *live.routes(),
-            *probes.routes(),
-        ]
+    watch_engine(metrics, engine)
+    context = ServerContext(engine, settings, metrics)
+    native = native_dialect(
+        context, state=lambda: app.state, shortest_heartbeat_ms=_shortest_heartbeat_ms()
     )
-    for route in Documents(table.routes, settings, TOPICS).routes():
-        table.add(route)
-    app = App(settings, table, Gate(settings, keys), engine.runtime, metrics, memory)
-    probes.state = lambda: app.state
+    table = RouteTable([native])
+    for route in Documents(table.routes, settings).routes():
+        table.add(route, native)
+    access = AccessControl(settings, keys)
+    app = App(settings, table, access, engine.runtime, metrics, context.memory, engine.loading)
 
     sources = metrics.sources
-    sources.open_connections = lambda: len(app.connections)
-    sources.request_body_bytes = lambda: app.budget.used
-    sources.response_pending_bytes = lambda: app.pending_bytes
-    sources.parked_requests = lambda: app.parked
+    sources.open_connections.add(lambda: len(app.connections))
+    sources.request_body_bytes.add(lambda: app.budget.used)
+    sources.response_pending_bytes.add(lambda: app.pending_bytes)
+    sources.held_bytes["api_key"].add(lambda: keys.held_bytes)
+    sources.parked_requests.add(lambda: app.parked)
     watch = watch_process(metrics, engine.runtime, resident_bytes)
-    return Server(app, native, live, watch, engine.runtime, engine)
+    return Server(app, watch, engine, context, KnownHeads())
 
 
 def _shortest_heartbeat_ms() -> int:

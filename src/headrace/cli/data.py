@@ -23,8 +23,8 @@ from headrace.core.settings import RULES, Settings
 from headrace.storage.fs import Filesystem, RealFilesystem
 
 if TYPE_CHECKING:
-    from headrace.storage.findings import Report
-    from headrace.storage.tier import Store
+    from headrace.storage.files.store import Store
+    from headrace.storage.tools.findings import Report
 
 EXIT_DAMAGED = 1
 PLACES = "a directory, s3://bucket/prefix or gs://bucket/prefix"
@@ -58,7 +58,7 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 
 def _open(options: argparse.Namespace) -> tuple[Settings, Filesystem, Store | None]:
     """The settings, the data directory and its cold tier."""
-    from headrace.storage.tier import open_store
+    from headrace.storage.files.store import open_store
 
     settings = settings_of(options).settings
     cold = open_store(settings.cold_url) if settings.cold_url else None
@@ -78,8 +78,9 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 def _check(options: argparse.Namespace) -> int:
     import msgspec
 
-    from headrace.storage.check import check, lock_directory
-    from headrace.storage.repair import repair
+    from headrace.storage.tools.check import check
+    from headrace.storage.tools.examination import lock_directory
+    from headrace.storage.tools.repair import repair
 
     _, fs, cold = _open(options)
     lock = lock_directory(fs, "check")
@@ -126,7 +127,7 @@ def _dump_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _dump(options: argparse.Namespace) -> int:
-    from headrace.storage.dump import dump
+    from headrace.storage.tools.dump import dump
 
     settings, fs, cold = _open(options)
     if not any(fs.exists(name) for name in ("meta", "wal", "segments")):
@@ -157,8 +158,8 @@ def _backup_arguments(parser: argparse.ArgumentParser) -> None:
 def _backup(options: argparse.Namespace) -> int:
     import msgspec
 
-    from headrace.storage.backup import freeze_directory, write_backup
-    from headrace.storage.check import lock_directory
+    from headrace.storage.tools.backup import freeze_directory, write_backup
+    from headrace.storage.tools.examination import lock_directory
 
     _, fs, cold = _open(options)
     try:
@@ -196,7 +197,7 @@ def _restore_arguments(parser: argparse.ArgumentParser) -> None:
 def _restore(options: argparse.Namespace) -> int:
     import msgspec
 
-    from headrace.storage.restore import restore
+    from headrace.storage.tools.restore import restore
 
     settings, fs, _ = _open(options)
     source = _store(options.source, must_exist=True)
@@ -214,7 +215,8 @@ def _restore(options: argparse.Namespace) -> int:
 
 def _store(place: str, *, must_exist: bool = False) -> Store:
     """The place of a backup."""
-    from headrace.storage.tier import open_store, redact_url
+    from headrace.storage.files.store import open_store
+    from headrace.storage.files.store_role import redact_url
 
     if must_exist and "://" not in place and not RealFilesystem(place).exists(""):
         raise InvalidRequest(f"{place} does not exist", fix="name the target of a backup")

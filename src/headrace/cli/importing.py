@@ -6,13 +6,13 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from headrace.cli.feeding import add_feeding, runner_of, watching, workers_of
-from headrace.cli.lake import EXIT_NOT_ALL, Work, connection_of
+from headrace.cli.lake_options import EXIT_NOT_ALL, Work, connection_of
+from headrace.cli.loading import add_feeding, runner_of, watching, workers_of
 from headrace.cli.options import Verb, add_server, print_json, server_of
 from headrace.cli.sql import add_spark
 
 if TYPE_CHECKING:
-    from headrace.lake.importing import Imported
+    from headrace.lake.loading.importing import Imported
 
 FORMATS = ("jsonl", "kafka-json", "csv", "parquet")
 BAD_SHOWN = 10
@@ -52,7 +52,7 @@ def _run(options: argparse.Namespace) -> int:
     import msgspec
 
     from headrace.client import Client
-    from headrace.lake.importing import import_files
+    from headrace.lake.loading.importing import import_files
 
     server, work, workers = server_of(options), Work(options), workers_of(options)
     with Client(server.url, token=server.token, tls=server.ca_file, deadline_ms=0) as client:

@@ -7,204 +7,47 @@ it should be, 1 that something is not.  Spark and Delta are imported when a verb
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from headrace.cli.lake_options import (
+    EXIT_NOT_ALL,
+    TOPICS,
+    Failures,
+    Work,
+    add_tables,
+    connection_of,
+    ends_by_sigterm,
+    lake_of,
+    names_of,
+    rest,
+    tables_of,
+)
 from headrace.cli.options import (
-    ServerAddress,
     Verb,
     add_server,
-    check_delta,
     print_json,
     print_table,
     server_of,
-    settings_of,
 )
 from headrace.cli.sql import (
-    WorkThread,
     add_spark,
-    settings_of_spark,
-    spark_errors,
-    start_spark,
-    waiting,
 )
-from headrace.core import config
 from headrace.core.errors import ConfigError, HeadraceError, Internal, NotFound
-from headrace.core.settings import RULES
 from headrace.core.units import parse_duration_ms
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from headrace.lake.copying import Copied, CopyJob
-    from headrace.lake.filtering import Filter
-    from headrace.lake.layout import Lake
-    from headrace.lake.sync import Result, Synced
-    from headrace.lake.table import Table
-    from headrace.lake.tasks import Failed, Runner
-    from headrace.lake.verify import Verified
-    from headrace.spark.options import Connection
-
-Done = TypeVar("Done")
-
-EXIT_NOT_ALL = 1
-# A server that does not answer for so long is an error, which the next round may not have.
-RETRY_MS = 60_000
-TOPICS = "topics, separated by commas; * stands for anything"
-
-
-def _add_tables(parser: argparse.ArgumentParser, topics: str) -> None:
-    """Which topics, and where the lake is."""
-    parser.add_argument("--topics", metavar="NAMES", default="", help=topics)
-    add_lake(parser)
-
-
-def add_lake(parser: argparse.ArgumentParser) -> None:
-    """Where the lake is; `lake_of` reads it."""
-    parser.set_defaults(**{f"setting_{name}": None for name in RULES})
-    parser.add_argument("--config", metavar="FILE", help="a TOML file of settings")
-    for name in ("lake", "data_dir"):
-        flag, rule = config.flag_of(name), RULES[name]
-        parser.add_argument(flag, dest=f"setting_{name}", metavar="PLACE", help=rule.doc)
-
-
-def lake_of(options: argparse.Namespace) -> Lake:
-    """The lake of a verb whose arguments came from `add_lake`."""
-    check_delta()
-    from headrace.lake.layout import DIRECTORY, Lake
-
-    settings = settings_of(options).settings
-    return Lake(settings.lake or os.path.join(settings.data_dir, DIRECTORY))
-
-
-def names_of(options: argparse.Namespace) -> list[str]:
-    """The topics that were named."""
-    return list(filter(None, (name.strip() for name in options.topics.split(","))))
-
-
-def tables_of(lake: Lake, names: Sequence[str], failed: Failures | None = None) -> list[Table]:
-    """The tables of these topics, or all; each name has to be one, and there has to be any.
-
-    With `failed`, one that cannot be opened is noted there, and the others are found.
-    """
-    from headrace.lake.layout import slug_of
-    from headrace.lake.table import Table
-    from headrace.lake.topics import fits, is_pattern
-
-    slugs = {slug_of(name) for name in names}
-    some = bool(names) and not any(map(is_pattern, names))  # the others need not be opened
-    found: list[Table] = []
-    for name in lake.tables():
-        if some and name.partition("-")[2] not in slugs:
-            continue
-        with contextlib.nullcontext() if failed is None else failed(name):
-            table = Table(lake, name)
-            if not names or any(fits(one, table.identity.topic) for one in names):
-                found.append(table)
-    topics = [table.identity.topic for table in found]
-    missing = [name for name in names if not any(fits(name, topic) for topic in topics)]
-    if (missing or not found) and not (failed and failed.errors):
-        what = f"no table of {', '.join(missing)}" if missing else "no table"
-        raise NotFound(
-            f"{lake.shown} has {what}",
-            fix="run `headrace lake sync` first, or name another lake with --lake",
-        )
-    return found
-
-
-class Failures:
-    """What went wrong with a table is said, and the others go on."""
-
-    def __init__(self) -> None:
-        self.errors: list[dict[str, str]] = []
-
-    @contextlib.contextmanager
-    def __call__(self, table: str) -> Iterator[None]:
-        try:
-            yield
-        except HeadraceError as error:
-            self.errors.append({"table": table, "code": error.code, "message": str(error)})
-            print(f"headrace: {table}: {error}", file=sys.stderr)
-
-
-class Work:
-    """Spark for the work of one command: it starts when there is something to do."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._options = options
-        self._settings = settings_of_spark(options)
-        self._spark: SparkSession | None = None
-        self._thread = WorkThread()
-
-    @property
-    def runner(self) -> Runner:
-        """Runs jobs on Spark, with a bar on a terminal."""
-        return self._run
-
-    def _run(self, work: Callable[..., object], jobs: Sequence[object]) -> list[object]:
-        from headrace.lake.tasks import run_on
-
-        return self._watched(lambda spark: run_on(spark)(work, jobs)) if jobs else []
-
-    def copy(self, jobs: Sequence[CopyJob]) -> list[Copied | Failed[CopyJob]]:
-        """The same for the parts of a sync."""
-        from headrace.lake.variants import copy_on
-
-        return self._watched(lambda spark: copy_on(spark)(jobs)) if jobs else []
-
-    def filtered(self, topic: str) -> Filter:
-        """The same for rows that have to fit a condition."""
-        from headrace.lake.filtering import Filter
-
-        return Filter(self._watched, topic)
-
-    def _watched(self, work: Callable[[SparkSession], Done]) -> Done:
-        from headrace.cli.spark_progress import spark_progress
-        from headrace.spark.session import is_in_process
-
-        spark = self._start()
-
-        def cancel() -> None:
-            # The signal may have ended Java as well.
-            with contextlib.suppress(HeadraceError), spark_errors():
-                if is_in_process(spark):
-                    spark.sparkContext.cancelAllJobs()
-                else:
-                    spark.interruptAll()
-
-        with spark_errors(), spark_progress(spark):
-            return self._thread.run(lambda: work(spark), cancel)
-
-    def check(self) -> None:
-        """Spark still runs, if it was started; a new one cannot be had in this process."""
-        if self._spark is not None:
-            with spark_errors():
-                self._spark.range(1).count()
-
-    def _start(self) -> SparkSession:
-        if self._spark is None:
-            with waiting("starting Spark ..."):
-                self._spark = start_spark(self._options, self._settings)
-        return self._spark
-
-
-def connection_of(server: ServerAddress) -> Connection:
-    from headrace.spark.options import Connection
-
-    return Connection(server.url, server.token, server.ca_file, retry_timeout_ms=RETRY_MS)
+    from headrace.lake.writing.sync_result import Result, Synced
+    from headrace.lake.writing.verify import Verified
 
 
 # sync
 
 
 def _sync_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_tables(parser, f"{TOPICS}; default: every log but those of the server itself")
+    add_tables(parser, f"{TOPICS}; default: every log but those of the server itself")
     often = parser.add_mutually_exclusive_group()
     often.add_argument("--once", action="store_true", help="up to the heads of now (the default)")
     often.add_argument("--every", metavar="TIME", help="again and again, such as 1m, until Ctrl-C")
@@ -220,8 +63,8 @@ def _sync_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _sync(options: argparse.Namespace) -> int:
     from headrace.client import Client
-    from headrace.lake.sync import Sync
-    from headrace.lake.topics import chosen_topics
+    from headrace.lake.tables.topic_choice import chosen_topics
+    from headrace.lake.writing.sync import Sync
 
     lake = lake_of(options)
     every_ms = _every_ms(options)
@@ -249,21 +92,6 @@ def _sync(options: argparse.Namespace) -> int:
             rest(every_ms / 1000)
 
 
-def rest(seconds: float) -> None:
-    """Wait; Ctrl-C ends it."""
-    threading.Event().wait(seconds)
-
-
-@contextlib.contextmanager
-def ends_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that nothing stays pinned or running."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _every_ms(options: argparse.Namespace) -> int | None:
     if options.every is None:
         return None
@@ -274,7 +102,7 @@ def _every_ms(options: argparse.Namespace) -> int | None:
 
 
 def _ddl(options: argparse.Namespace) -> str | None:
-    from headrace.lake.columns import checked_ddl
+    from headrace.lake.tables.columns import checked_ddl
 
     return None if options.schema is None else checked_ddl(options.schema)
 
@@ -320,14 +148,14 @@ def _say_failed(options: argparse.Namespace, error: HeadraceError) -> None:
 
 
 def _compact_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_tables(parser, f"{TOPICS}; default: every table")
+    add_tables(parser, f"{TOPICS}; default: every table")
     add_spark(parser)
 
 
 def _compact(options: argparse.Namespace) -> int:
     import msgspec
 
-    from headrace.lake.compact import compact
+    from headrace.lake.writing.compact import compact
 
     lake, work, found, failed = lake_of(options), Work(options), [], Failures()
     for table in tables_of(lake, names_of(options), failed):
@@ -353,7 +181,7 @@ def _compact(options: argparse.Namespace) -> int:
 
 
 def _vacuum_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_tables(parser, f"{TOPICS}; default: every table")
+    add_tables(parser, f"{TOPICS}; default: every table")
     parser.add_argument(
         "--keep", metavar="TIME", default="7d", help="what older versions need, for so long (7d)"
     )
@@ -366,7 +194,7 @@ def _vacuum_arguments(parser: argparse.ArgumentParser) -> None:
 def _vacuum(options: argparse.Namespace) -> int:
     import msgspec
 
-    from headrace.lake.vacuum import checked_hours, vacuum
+    from headrace.lake.writing.vacuum import checked_hours, vacuum
 
     lake = lake_of(options)
     try:
@@ -392,7 +220,7 @@ def _vacuum(options: argparse.Namespace) -> int:
 
 
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_tables(parser, f"{TOPICS}; default: every table")
+    add_tables(parser, f"{TOPICS}; default: every table")
     parser.add_argument(
         "--no-source", action="store_true", help="do not compare with what the server has"
     )
@@ -404,7 +232,7 @@ def _verify(options: argparse.Namespace) -> int:
     import msgspec
 
     from headrace.client import Client
-    from headrace.lake.verify import verify
+    from headrace.lake.writing.verify import verify
 
     lake, work, found, failed = lake_of(options), Work(options), [], Failures()
     server = server_of(options)
@@ -443,14 +271,14 @@ def _say_verified(done: Verified) -> None:
 
 
 def _history_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_tables(parser, f"{TOPICS}; default: every table")
+    add_tables(parser, f"{TOPICS}; default: every table")
     parser.add_argument("--limit", type=int, default=20, metavar="COMMITS", help="(20)")
 
 
 def _history(options: argparse.Namespace) -> int:
     import msgspec
 
-    from headrace.lake.history import history
+    from headrace.lake.tables.commits import history
 
     if options.limit < 1:
         raise ConfigError(f"--limit {options.limit} shows nothing", fix="give a number above 0")

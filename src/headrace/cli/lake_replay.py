@@ -8,16 +8,16 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from headrace.cli.feeding import add_feeding, runner_of, watching, workers_of
-from headrace.cli.lake import Work, add_lake, connection_of, lake_of, tables_of
+from headrace.cli.lake_options import Work, add_lake, connection_of, lake_of, tables_of
+from headrace.cli.loading import add_feeding, runner_of, watching, workers_of
 from headrace.cli.options import Verb, add_server, print_json, server_of
 from headrace.cli.sql import add_spark
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.lake.layout import Lake
-    from headrace.lake.replay import Note
-    from headrace.lake.table import Table
+    from headrace.lake.loading.replay import Note
+    from headrace.lake.tables.layout import Lake
+    from headrace.lake.tables.table import Table
 
 _SEQS = re.compile(r"([0-9]{1,18})?-([0-9]{1,18})?")
 
@@ -48,7 +48,7 @@ def seqs_of(text: str | None) -> tuple[int, int]:
     >>> seqs_of("100-200"), seqs_of("-7")
     ((100, 200), (1, 7))
     """
-    from headrace.lake.replay import SEQ_MAX
+    from headrace.lake.loading.replay import SEQ_MAX
 
     if text is None:
         return 1, SEQ_MAX
@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
     import msgspec
 
     from headrace.client import Client
-    from headrace.lake.replay import Wanted, replay
+    from headrace.lake.loading.replay import Wanted, replay
 
     first, last = seqs_of(options.seqs)
     lake = lake_of(options)
@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def table_of(lake: Lake, topic: str) -> Table:
-    """The table of a topic; of one that was made anew, that of its newest life."""
+    """Return the table of a topic; of one that was created again, that of its newest life."""
     tables = [one for one in tables_of(lake, [topic]) if one.identity.topic == topic]
     if not tables:
         raise ConfigError(f"{topic} is no single topic", fix="replay one topic at a time")

@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has seen enough; closed here, it is not flushed again at exit.
+        # The reader of our output has seen enough; closed here, it is not flushed again at exit.
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.close()
         return 0

@@ -23,8 +23,8 @@ from headrace.cli.options import (
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headrace.api.pipelines import PipelineReport, PipelineState
     from headrace.client import Client
-    from headrace.client.pipeline_models import PipelineReport, PipelineState
 
 # A server that does not answer for so long is an error: somebody is waiting.
 DEADLINE_MS = 10_000
@@ -119,7 +119,7 @@ def _report_rows(report: PipelineReport | None) -> list[tuple[str, str]]:
     if report is None:
         return []
     named = _builtins(report)
-    for hidden in ("state", "node", "version", "ts"):
+    for hidden in ("pipeline", "state", "node", "version", "ts"):
         named.pop(hidden, None)
     return [(name, str(value)) for name, value in named.items() if value is not None]
 

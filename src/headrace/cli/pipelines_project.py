@@ -1,7 +1,8 @@
 """`headrace pipelines project`: declared pipelines as a project of `spark-pipelines`, and its run.
 
-What fits is decided by `pipelines/declarative.py`; here it is written to a directory, where files
-that somebody changed are left alone, and run with the Java and the Python that `headrace` has.
+What fits is decided by `pipelines/worker/declarative.py`; here it is written to a directory, where
+files that somebody changed are left alone, and run with the Java and the Python that `headrace`
+has.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from headrace.core.errors import ConfigError, Internal, InvalidRequest, Pipeline
 from headrace.storage.fs import RealFilesystem, parent, read_file, write_file_durably
 
 if TYPE_CHECKING:
+    from headrace.api.pipelines import Declaration
     from headrace.cli.options import ServerAddress
-    from headrace.pipelines.declaration import Declaration
-    from headrace.pipelines.declarative import Misfit, Project
+    from headrace.pipelines.worker.declarative import Misfit, Project
 
 SCRIPT = "spark-pipelines"
 
@@ -57,7 +58,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _project(options: argparse.Namespace) -> int:
-    from headrace.pipelines.declarative import fit, project_of
+    from headrace.pipelines.worker.declarative import fit, project_of
     from headrace.spark.options import Connection
 
     if bool(options.names) == options.all:
@@ -87,7 +88,7 @@ def _project(options: argparse.Namespace) -> int:
 def _declared(options: argparse.Namespace) -> dict[str, Declaration]:
     import msgspec
 
-    from headrace.pipelines.declaration import Declaration
+    from headrace.api.pipelines import Declaration
 
     with client_of(options) as client:
         names = options.names or [one.pipeline for one in client.pipelines("")]
@@ -102,7 +103,7 @@ def _declared(options: argparse.Namespace) -> dict[str, Declaration]:
 
 def write(files: Mapping[str, str], directory: str, *, replace: bool) -> list[str]:
     """Write what is not there yet; the paths that were. Files that differ are replaced if asked."""
-    from headrace.pipelines.declarative import DEFINITIONS
+    from headrace.pipelines.worker.declarative import DEFINITIONS
 
     fs = RealFilesystem(directory)
     changed = [path for path, text in files.items() if not _holds(fs, path, text)]
@@ -127,7 +128,7 @@ def _holds(fs: RealFilesystem, path: str, text: str) -> bool:
 
 def _own_queries(fs: RealFilesystem, directory: str) -> list[str]:
     """Queries that an earlier project wrote: another run would take them for its own."""
-    from headrace.pipelines.declarative import QUERY_MARK
+    from headrace.pipelines.worker.declarative import QUERY_MARK
 
     paths = [f"{directory}/{name}" for name in fs.listdir(directory) if name.endswith(".sql")]
     return [path for path in paths if read_file(fs, path).startswith(QUERY_MARK.encode())]
@@ -157,7 +158,7 @@ def _has_spark() -> bool:
 
 def start_of(directory: str, environ: Mapping[str, str], server: ServerAddress) -> Start:
     """The command that runs the project with our Java and our Python."""
-    from headrace.pipelines.declarative import SETTINGS, SPEC
+    from headrace.pipelines.worker.declarative import SETTINGS, SPEC
     from headrace.spark.java import find_java
 
     spec = importlib.util.find_spec("pyspark")

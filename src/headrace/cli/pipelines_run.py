@@ -62,9 +62,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from headrace.client import Client
-    from headrace.pipelines.building import Place
-    from headrace.pipelines.entry_points import load_entries
-    from headrace.pipelines.worker import Limits, Worker
+    from headrace.pipelines.worker.building import WorkerSetup
+    from headrace.pipelines.worker.entry_points import load_entries
+    from headrace.pipelines.worker.worker import Limits, Worker
     from headrace.spark.options import Connection
     from headrace.spark.session import is_in_process
 
@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace) -> int:
     entries = load_entries(options.entry)
     server = server_of(options)
     node = (options.node or f"{os.uname().nodename}-{os.getpid()}")[:NODE_CHARS_MAX]
-    place = Place(
+    place = WorkerSetup(
         Connection(server.url, server.token, server.ca_file),
         options.checkpoints or _in_data_dir(CHECKPOINTS),
         entries,

@@ -39,8 +39,8 @@ log = logging.getLogger("headrace")
 # middle generation then looks at no more than takes 8 ms, and full ones, 520 ms for 50,000
 # topics, are left to very rare occasions.
 GC_THRESHOLDS = (5_000, 2, 1_000_000)
-# Of the open files that the machine allows, connections leave so many, and one in so many, to the
-# data.
+# Of the open files that the machine allows, connections leave one in `CONNECTIONS_LEAVE`, and at
+# least `FILES_MIN`, to the data.
 FILES_MIN = 64
 CONNECTIONS_LEAVE = 4
 # How often a stop looks whether the last connection has ended.
@@ -85,7 +85,7 @@ def _do_without_pandas() -> None:
     """Have pyarrow look for pandas now, once and for all, and not find it.
 
     It looks when it first makes an array of Python values, and imports it where it is installed.
-    Nothing here needs it, and nobody would be served meanwhile: for 0.3 s on a machine at rest.
+    Nothing here needs it, and the import would hold up every request: 0.3 s on an idle machine.
     """
     sys.meta_path.insert(0, _NoPandas)
     try:
@@ -95,14 +95,14 @@ def _do_without_pandas() -> None:
 
 
 def _raise_file_limit() -> None:
-    """Every sealed file and every connection takes a descriptor: as many as are allowed."""
+    """Raise the limit on open files as far as it goes: each sealed file and connection is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _within_file_limit(settings: Settings) -> Settings:
-    """Fewer connections than the machine allows files: the log must always be able to open one."""
+    """Bound connections by the limit on open files, so that the log can always open one."""
     files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files_max == resource.RLIM_INFINITY:
         return settings
@@ -122,8 +122,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(settings: Settings, *, as_json: bool) -> None:
-    keys = KeyRing.parse(settings.api_keys)
-    # From here on nobody has the keys themselves.
+    keys = KeyRing.parse(settings.api_keys, settings)
+    # From here on no part of the server has the keys themselves.
     settings = dataclasses.replace(settings, api_keys="")
     check_exposure(settings, keys)
     listener = Listener(settings, tls_context(settings))
@@ -165,7 +165,7 @@ class StopSignals:
         self.asked.set()
 
     def leave_the_loop(self) -> None:
-        """Be heard although the loop does not run any more."""
+        """Handle signals without the loop, which is about to end."""
         for number in STOP_SIGNALS:
             self._loop.remove_signal_handler(number)
             signal.signal(number, lambda number, _frame: _exit_now(number))
@@ -206,7 +206,7 @@ def _announce(settings: Settings, listener: Listener, as_json: bool) -> None:
 
 
 async def _drain(server: Server, timeout_ms: int) -> None:
-    """Let requests in progress end, for so long."""
+    """Drain, and stop when the last connection has ended or the time is over."""
     app = server.app
     server.drain()
     deadline_ms = app.now_ms() + timeout_ms

@@ -66,7 +66,7 @@ def task_counts(spark: SparkSession) -> Callable[[], tuple[int, int]] | None:
     def counts() -> tuple[int, int]:
         try:
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-        except (Py4JError, OSError):  # Spark ended; whoever waits for it is told
+        except (Py4JError, OSError):  # Spark ended; the thread that waits for it is told
             return 0, 0
         known = [stage for stage in stages if stage is not None]
         return (

@@ -23,10 +23,10 @@ from headrace.core.errors import ConfigError, Internal, NotFound
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.lake.layout import Lake
+    from headrace.lake.tables.layout import Lake
     from headrace.spark.options import Connection
-    from headrace.spark.sql.cuts import Cut
     from headrace.spark.sql.tables import Answer, Tables
+    from headrace.spark.sql.topic_ends import Cut
 
 # A table is collected before it is shown; CSV and JSON are written as rows come.
 TABLE_ROWS_MAX = 1_000
@@ -139,7 +139,7 @@ def _lake(options: argparse.Namespace) -> Lake | None:
     if not place:
         return None
     check_delta(f", or leave out --lake and ${LAKE_VARIABLE}")
-    from headrace.lake.layout import Lake
+    from headrace.lake.tables.layout import Lake
 
     lake = Lake(place)
     if not lake.tables():
@@ -152,7 +152,7 @@ def _lake(options: argparse.Namespace) -> Lake | None:
 
 
 class OutputClosed(BrokenPipeError):
-    """Whoever read our output has seen enough; any other broken pipe is one to Spark."""
+    """Return whether the reader of our output left; any other broken pipe is one to Spark."""
 
 
 def write_out(text: str) -> None:
@@ -225,9 +225,9 @@ class Runner:
                 spark = start_spark(self._options, self._settings)
                 history = None
                 if self._lake is not None:
-                    from headrace.lake.frames import LakeHistory
+                    from headrace.lake.sql.frames import LakeArchiveTables
 
-                    history = LakeHistory(spark, self._lake)
+                    history = LakeArchiveTables(spark, self._lake)
                 origins = self._options.origin
                 self._tables = Tables(spark, self._connection, history, origins=origins)
         return self._tables
@@ -305,7 +305,7 @@ def print_cuts(answer: Answer) -> None:
 
 def note_losses(answer: Answer) -> None:
     """Say what nobody has any more of what was asked for."""
-    from headrace.spark.sql.cuts import losses_said
+    from headrace.spark.sql.topic_ends import losses_said
 
     for text in losses_said(answer.cuts.values()):
         note(text)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from headrace.api.failures import ErrorAnswer
 from headrace.client.message import Response
 from headrace.core import errors
 from headrace.core.errors import HeadraceError, Unreachable
@@ -26,17 +27,7 @@ ERRORS: dict[str, type[HeadraceError]] = {
 ERRORS["internal"] = errors.Internal
 
 
-class _Error(msgspec.Struct):
-    code: str
-    message: str = ""
-    detail: dict[str, object] = {}
-
-
-class _Failure(msgspec.Struct):
-    error: _Error
-
-
-_decode_failure = msgspec.json.Decoder(_Failure).decode
+_decode_failure = msgspec.json.Decoder(ErrorAnswer).decode
 
 
 _decoders: dict[object, msgspec.json.Decoder[Any]] = {}  # one for each type of answer

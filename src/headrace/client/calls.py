@@ -1,42 +1,31 @@
 """Every call of the client as a request: pure functions from arguments to bytes.
 
-Only this file knows paths, query parameters and request headers of the native API, and which calls
-may be repeated when nobody knows whether they were done: those that read, appends that carry a key
-or a producer's number, acks and extends, and nacks that name leases.  Nothing here waits or speaks
-to anybody.
+Only this file and `pipeline_calls.py` know paths, query parameters and request headers of the
+native API, and which calls may be repeated when their outcome is unknown: those that read, appends
+that carry a key or a producer's number, acks and extends, and nacks that name leases.  Nothing here
+waits or uses the network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from headrace.client.job_models import ClaimBody, HeldBody, Job, RedriveBody
-from headrace.client.models import (
-    CONFIG_FIELDS,
-    AppendBody,
-    ArrowPage,
-    DeleteBody,
-    DiffBody,
-    Draft,
-    Producer,
-    RouterBody,
-    Tombstone,
-)
+from headrace.api.queues import AckBody, ClaimBody, ExtendBody, Job, NackBody, RedriveBody
+from headrace.api.records import AppendBody, DeleteBody, DiffBody, Draft, Producer
+from headrace.api.routers import AT_LEAST_ONCE, Guarantee, RouterBody
+from headrace.api.topics import CONFIG_FIELDS, ArchivedBody
 from headrace.core.clock import Random
-from headrace.core.errors import InvalidRequest, Unreachable
+from headrace.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
 JSON_BODY: Final = {"content-type": "application/json"}
-
-# What every name of the schema metadata of an Arrow answer begins with.
-ARROW_METADATA: Final = "headrace."
 
 KEY_BYTES: Final = 16
 
@@ -46,6 +35,20 @@ _NO_LIST: Final = (str, *_BYTES, Mapping)
 Config = Mapping[str, Any]
 Match = str | Sequence[str]
 Nodes = str | Sequence[str]
+
+
+class DiffOptions(TypedDict, total=False):
+    """What a read may ask for; what is left out is as in `Client.diff`."""
+
+    from_ts: int | None
+    last: int | None
+    limit: int | None
+    node: Nodes | None
+    wait_ms: int
+    include_tags: bool
+    include_meta: bool
+    max_batch_bytes: int | None
+    epoch: int | None
 
 
 class Call(NamedTuple):
@@ -60,7 +63,7 @@ class Call(NamedTuple):
 
 
 def new_key(random: Random) -> str:
-    """An idempotency key that nobody else has."""
+    """Return a new idempotency key, too random to be used twice."""
     return random.bytes(KEY_BYTES).hex()
 
 
@@ -71,6 +74,11 @@ def _path(topic: str, tail: str = "") -> str:
 def query_text(**parameters: str | int | None) -> str:
     given = {name: value for name, value in parameters.items() if value is not None}
     return f"?{urlencode(given, quote_via=quote)}" if given else ""
+
+
+def _plain(texts: str | Sequence[str] | None) -> str | list[str] | None:
+    """Return one text as it is, and any sequence of texts as a list."""
+    return texts if texts is None or isinstance(texts, str) else list(texts)
 
 
 def _encode(body: object) -> bytes:
@@ -84,7 +92,7 @@ def _encode(body: object) -> bytes:
 
 
 def _drafts(records: object) -> list[Draft]:
-    """Each record as a draft; what would be taken apart or changed on the way is refused."""
+    """Return each record as a draft; refuse what would be taken apart or changed on the way."""
     if isinstance(records, _NO_LIST) or not isinstance(records, Iterable):
         raise InvalidRequest("records is not a list", fix="send a list of payloads")
     drafts = [record if type(record) is Draft else Draft(record) for record in records]
@@ -98,7 +106,7 @@ def _drafts(records: object) -> list[Draft]:
 
 
 def _checked(config: Config | None) -> Config | None:
-    """A config without fields that nobody knows."""
+    """Return a config; refuse one with a field that no topic has."""
     if isinstance(config, Mapping):
         for name in config:
             if name not in CONFIG_FIELDS:
@@ -133,7 +141,7 @@ def append(
     >>> call.target, call.body
     ('/v0/topics/a%20b?return_seqs=false', b'{"records":[{"data":{"n":1}}],"idempotency_key":"k1"}')
     """
-    conditions = (expected_head_seq, create, _checked(config), disable_backpressure)
+    conditions = (expected_head_seq, create, _checked(config), disable_backpressure or None)
     body = AppendBody(_drafts(records), node, key, *conditions)
     return Call(
         "POST",
@@ -184,38 +192,36 @@ def diff(
     topic: str,
     from_seq: int | None,
     *,
-    from_ts: int | None,
-    last: int | None,
-    limit: int | None,
-    node: Nodes | None,
-    wait_ms: int,
-    include_tags: bool,
-    include_meta: bool,
-    max_batch_bytes: int | None,
-    epoch: int | None,
+    node: Nodes | None = None,
+    wait_ms: int = 0,
+    include_tags: bool = True,
+    include_meta: bool = True,
     arrow: bool = False,
+    **numbers: int | None,
 ) -> Call:
-    """A read; with `arrow` its answer is a stream of columns."""
-    nodes = node if node is None or isinstance(node, str) else list(node)
+    """A read; with `arrow` its answer is a stream of columns.
+
+    >>> diff("a", 7, limit=10, include_tags=False).body
+    b'{"from_seq":7,"limit":10}'
+    >>> diff("a", None, limits=10)
+    Traceback (most recent call last):
+    TypeError: Unexpected keyword argument 'limits'
+    """
+    # What is None is left out: the server's default for it is what was asked for.
     body = DiffBody(
         from_seq,
-        from_ts,
-        last,
-        limit,
-        nodes,
-        include_tags,
-        include_meta,
-        wait_ms,
-        max_batch_bytes,
-        epoch,
+        node=_plain(node),
+        include_tags=include_tags or None,
+        include_meta=None if include_meta else False,
+        wait_ms=wait_ms or None,
+        **numbers,
     )
     headers = {**JSON_BODY, "accept": ARROW_STREAM} if arrow else JSON_BODY
     return Call("POST", _path(topic, "/diff"), True, headers, _encode(body), wait_ms)
 
 
 def delete_records(topic: str, before_seq: int | None, match: Match | None) -> Call:
-    pattern = match if match is None or isinstance(match, str) else list(match)
-    body = _encode(DeleteBody(before_seq, pattern))
+    body = _encode(DeleteBody(before_seq, _plain(match)))
     return Call("POST", _path(topic, "/delete"), False, JSON_BODY, body)
 
 
@@ -228,7 +234,7 @@ def topic(topic: str, touch: bool) -> Call:
 
 
 def archived(topic: str, epoch: int, to_seq: int) -> Call:
-    body = _encode({"epoch": epoch, "to_seq": to_seq})
+    body = _encode(ArchivedBody(epoch, to_seq))
     return Call("POST", _path(topic, "/archived"), True, JSON_BODY, body)
 
 
@@ -245,12 +251,37 @@ def _router_path(router: str) -> str:
     return f"/v0/routers/{quote(router, safe='')}"
 
 
-def put_router(router: str, body: RouterBody) -> Call:
+def put_router(
+    router: str,
+    source: str,
+    dest: str,
+    *,
+    filter: Match | None,
+    preserve_node: bool,
+    preserve_tag: bool,
+    create_dest: bool,
+    allow_cycle: bool,
+    guarantee: Guarantee,
+    backfill: bool | int,
+) -> Call:
     """
-    >>> call = put_router("a->b", RouterBody("a", "b", backfill=True))
+    >>> kept = dict.fromkeys(["preserve_node", "preserve_tag", "create_dest"], True)
+    >>> how = {"filter": None, "allow_cycle": False, "guarantee": AT_LEAST_ONCE, **kept}
+    >>> call = put_router("a->b", "a", "b", backfill=True, **how)
     >>> call.target, call.body
     ('/v0/routers/a-%3Eb', b'{"source":"a","dest":"b","backfill":true}')
     """
+    body = RouterBody(
+        source,
+        dest,
+        _plain(filter),
+        None if preserve_node else False,
+        None if preserve_tag else False,
+        None if create_dest else False,
+        allow_cycle or None,
+        None if guarantee == AT_LEAST_ONCE else guarantee,
+        None if backfill is False else backfill,
+    )
     return Call("PUT", _router_path(router), False, JSON_BODY, _encode(body))
 
 
@@ -272,16 +303,16 @@ def delete_router(router: str) -> Call:
 
 
 def claim(topic: str, node: str, count: int, lease_ms: int | None) -> Call:
-    body = _encode(ClaimBody(node, count, lease_ms))
+    body = _encode(ClaimBody(node, None if count == 1 else count, lease_ms))
     return Call("POST", _path(topic, "/claim"), False, JSON_BODY, body)
 
 
-def _held(node: str, jobs: Iterable[Job | int], **more: int) -> bytes:
-    """Jobs by their seqs, and by their leases where these are known."""
+def _seqs_and_leases(jobs: Iterable[Job | int]) -> tuple[list[int], list[str] | None]:
+    """Return the seqs of jobs, and their leases where these are known."""
     given = list(jobs)
     seqs = [job.seq if isinstance(job, Job) else job for job in given]
     ids = [job.lease_id if isinstance(job, Job) else "" for job in given]
-    return _encode(HeldBody(node, seqs, ids if any(ids) else None, **more))
+    return seqs, ids if any(ids) else None
 
 
 def ack(topic: str, node: str, jobs: Iterable[Job | int]) -> Call:
@@ -289,24 +320,26 @@ def ack(topic: str, node: str, jobs: Iterable[Job | int]) -> Call:
     >>> ack("jobs", "w1", [1, 2]).body
     b'{"node":"w1","seqs":[1,2]}'
     """
-    return Call("POST", _path(topic, "/ack"), True, JSON_BODY, _held(node, jobs))
+    body = _encode(AckBody(node, *_seqs_and_leases(jobs)))
+    return Call("POST", _path(topic, "/ack"), True, JSON_BODY, body)
 
 
 def nack(topic: str, node: str, jobs: Iterable[Job | int], delay_ms: int) -> Call:
     """
-    A job that is named by its seq alone may be held anew by the time of a repeat.
+    A job that is named by its seq alone may be held by a new lease by the time of a repeat.
 
     >>> nack("jobs", "w1", [1], 0).repeatable, nack("jobs", "w1", [], 0).repeatable
     (False, True)
     """
     given = list(jobs)
     repeatable = all(isinstance(job, Job) for job in given)
-    body = _held(node, given, delay_ms=delay_ms)
+    body = _encode(NackBody(node, *_seqs_and_leases(given), delay_ms or None))
     return Call("POST", _path(topic, "/nack"), repeatable, JSON_BODY, body)
 
 
 def extend(topic: str, node: str, jobs: Iterable[Job | int], lease_ms: int) -> Call:
-    body = _held(node, jobs, lease_ms=lease_ms)
+    seqs, lease_ids = _seqs_and_leases(jobs)
+    body = _encode(ExtendBody(node=node, seqs=seqs, lease_ids=lease_ids, lease_ms=lease_ms))
     return Call("POST", _path(topic, "/extend"), True, JSON_BODY, body)
 
 
@@ -318,8 +351,8 @@ def redrive(
     from_seq: int,
     limit: int | None,
 ) -> Call:
-    pattern = match if match is None or isinstance(match, str) else list(match)
-    body = _encode(RedriveBody(pattern, meta, limit, to, from_seq))
+    wanted = None if meta is None else dict(meta)
+    body = _encode(RedriveBody(_plain(match), wanted, limit, to, from_seq or None))
     return Call("POST", _path(topic, "/redrive"), False, JSON_BODY, body)
 
 
@@ -334,35 +367,3 @@ def pin(method: str, topic: str, pin: str) -> Call:
 
 def probe(path: str, accept: str = "application/json") -> Call:
     return Call("GET", path, True, {"accept": accept})
-
-
-def arrow_page(body: bytes) -> ArrowPage:
-    """The answer to an Arrow diff: a table, and what else a page says in its schema metadata."""
-    import pyarrow as pa
-
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
-            table = reader.read_all()
-    except pa.ArrowInvalid as error:
-        raise Unreachable(
-            f"the answer is not an Arrow stream: {error}",
-            fix="check that the address is of a Headrace server",
-            detail={"outcome": "unknown"},
-        ) from None
-    metadata = table.schema.metadata or {}
-    said = {
-        name: msgspec.json.decode(metadata[key])
-        for name in ArrowPage._fields
-        if (key := f"{ARROW_METADATA}{name}".encode()) in metadata
-    }
-    gap = said.get("tombstone")
-    return ArrowPage(
-        table=table.replace_schema_metadata(None),
-        next_from_seq=said["next_from_seq"],
-        head_seq=said["head_seq"],
-        earliest_seq=said["earliest_seq"],
-        caught_up=said["caught_up"],
-        lag=said["lag"],
-        tombstone=None if gap is None else msgspec.convert(gap, Tombstone),
-        epoch=said.get("epoch"),
-    )

@@ -105,7 +105,7 @@ def _line(value: str) -> str:
 
 
 def _secret(value: str) -> str:
-    """`_line` for what no message may show."""
+    """Return a value as `_line` does, but never show it in an error: it is a secret."""
     if value.isascii() and value.isprintable():
         return value
     raise InvalidRequest(

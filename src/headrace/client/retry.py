@@ -1,9 +1,9 @@
 """When to repeat a call, and after how long.
 
 The rules this file alone owns: a call that is known to have changed nothing is repeated until its
-deadline, unless it can never succeed (`trouble.py`); one whose outcome is unknown only if a repeat
-cannot be stored twice; the pause is random between nothing and a bound that doubles (full jitter),
-and never shorter than `Retry-After`.  It neither sleeps nor reads a clock.
+deadline, unless it can never succeed (`connection_failures.py`); one whose outcome is unknown only
+if a repeat cannot be stored twice; the pause is random between nothing and a bound that doubles
+(full jitter), and never shorter than `Retry-After`.  It neither sleeps nor reads a clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from headrace.client.message import SETUP
 from headrace.core.clock import NS_PER_MS, Random
-from headrace.core.errors import HeadraceError, Internal, Unreachable
+from headrace.core.errors import HeadraceError, Internal, OutOfResources, Unreachable
 
 PAUSE_MS_FIRST: Final = 25
 PAUSE_MS_MAX: Final = 2_000
@@ -57,7 +57,10 @@ def worth_repeating(error: HeadraceError, repeatable: bool) -> bool:
     """Whether the same call may succeed later, and cannot be done twice."""
     if error.detail.get("reason") == SETUP:
         return False
-    if isinstance(error, Unreachable | Internal) and error.detail.get("outcome") == "unknown":
+    if (
+        isinstance(error, Unreachable | Internal | OutOfResources)
+        and error.detail.get("outcome") == "unknown"
+    ):
         return repeatable
     return error.retryable
 

@@ -1,4 +1,4 @@
-"""Whom a client trusts: a TLS context out of what its caller gave, or the machine's own choice."""
+"""The TLS context of a client: the caller's own, or one that trusts what the machine trusts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.core.errors import InvalidRequest
 
 
 def context(tls: ssl.SSLContext | str | None) -> ssl.SSLContext:
-    """`tls` itself, or one that trusts the authorities of the PEM file of that name."""
+    """Return `tls` itself, or a context that trusts the authorities of the PEM file `tls`."""
     if isinstance(tls, ssl.SSLContext):
         return tls
     try:

@@ -208,6 +208,13 @@ class TopicNotEmpty(ClientError):
     status = 409
 
 
+class TopicInUse(ClientError):
+    """Routers that the key may not delete use the topic; detail `routers` is their number."""
+
+    code = "topic_in_use"
+    status = 409
+
+
 class NotAQueue(ClientError):
     """The topic is a log: its records cannot be claimed."""
 
@@ -311,6 +318,22 @@ class NotReady(ServerError):
     code = "not_ready"
     status = 503
     retryable = True
+
+
+class OutOfResources(ServerError):
+    """The server ran out of memory; `detail.outcome` says whether the call may have been done."""
+
+    code = "out_of_resources"
+    status = 503
+    retryable = True
+
+    @classmethod
+    def told(cls, outcome: str = "unknown") -> OutOfResources:
+        return cls(
+            "the server ran out of memory",
+            fix="send less at a time, or give the server more memory",
+            detail={"outcome": outcome},
+        )
 
 
 class ShuttingDown(ServerError):

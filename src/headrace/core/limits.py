@@ -58,15 +58,13 @@ pipeline_sql_bytes_max: Final = 16 * KIB
 pipeline_sql_depth_max: Final = 32
 pipeline_schema_bytes_max: Final = 16 * KIB
 pipeline_arguments_bytes_max: Final = 16 * KIB
-# All of it, with every field: what `pipelines_max` of them keep in memory follows.
-pipeline_bytes_max: Final = 64 * KIB
 # The sink makes a staging topic beside it, with a longer name.
 pipeline_dest_bytes_max: Final = 200
 pipelines_max: Final = 1_000
 pipeline_error_bytes_max: Final = 4 * KIB
 
-# Storage.
-# What a topic may keep to know which records of its past were deleted; see engine/erased.py.
+# Storage. What a topic may keep to know which records of its past were deleted; see
+# engine/removal/deleted_seqs.py.
 erased_bytes_max: Final = 1 * MIB
 wal_shards_max: Final = 64
 reader_threads_max: Final = 64

@@ -1,7 +1,7 @@
 """Every setting: its name, default, bounds and meaning.
 
 Only this file knows a setting.  A value out of its bounds, and two settings that contradict each
-other, are refused here, whoever made them; `core/config.py` finds the values.
+other, are refused here, wherever they come from; `core/config.py` finds the values.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class Settings:
         int, _duration("Time without a byte taken by a client that is being answered.")
     ] = 30_000
     slow_consumer_timeout_ms: Annotated[
-        int, _duration("Time a stream may be stuck before it is closed; it can be resumed.")
+        int,
+        _duration("Time a stream's client may take nothing; then it is closed, and can resume."),
     ] = 30_000
     drain_timeout_ms: Annotated[int, _duration("Time for requests to end at a stop.", 0)] = 10_000
     pipeline_requests_max: Annotated[int, _count("Requests of a connection in progress.")] = 64
@@ -164,6 +165,15 @@ class Settings:
         int, _duration("Longest time until classes `memory` and `disk` are synced.", 1, 60_000)
     ] = 50
 
+    disk_reserve_bytes: Annotated[
+        int,
+        _size(
+            "Room held back so that deletes work on a full disk; at most a sixteenth of the disk;"
+            " 0: none.",
+            0,
+        ),
+    ] = 96 * MIB
+
     # Checkpoints and segments.
     checkpoint_wal_bytes: Annotated[int, _size("Log bytes that start a checkpoint.")] = 64 * MIB
     checkpoint_age_ms: Annotated[int, _duration("Age that starts a checkpoint.")] = 600_000
@@ -201,6 +211,15 @@ class Settings:
     producers_per_topic_max: Annotated[
         int, _count("Producers a topic remembers; a new one beyond them answers 422.")
     ] = 100_000
+    appends_per_producer_max: Annotated[
+        int,
+        _count(
+            "Newest appends of a producer whose repeats are answered with their seqs.", 1, 1_000
+        ),
+    ] = 16
+    producer_appends_max: Annotated[
+        int, _count("The same of all producers; the newest of each is known beside them.", 0)
+    ] = 250_000
     max_topics: Annotated[int, _count("Most topics; 0: no bound.", 0)] = 100_000
     max_total_bytes: Annotated[int, _size("Most live bytes of all topics; 0: no bound.", 0)] = 0
 
@@ -219,6 +238,22 @@ class Settings:
     max_inflight_per_key: Annotated[
         int, _count("Requests in progress of one API key; 0: no bound.", 0)
     ] = 1_000
+
+    # What callers may make the server hold in memory: one object, and all of its kind.
+    watch_session_bytes_max: Annotated[
+        int, _size("Topics and nodes of one watch session or WebSocket.", KIB)
+    ] = 2 * MIB
+    watch_sessions_bytes_max: Annotated[int, _size("The same of all of them.", KIB)] = 128 * MIB
+    router_bytes_max: Annotated[int, _size("Names and filter of one router.", KIB)] = 4 * KIB
+    routers_bytes_max: Annotated[int, _size("The same of all routers.", KIB)] = 32 * MIB
+    pipeline_bytes_max: Annotated[
+        int, _size("Declaration of one pipeline; its worker's last report.", KIB)
+    ] = 64 * KIB
+    pipelines_bytes_max: Annotated[int, _size("Declarations of all pipelines.", KIB)] = 64 * MIB
+    topic_config_bytes_max: Annotated[int, _size("Names in the config of one topic.", 0)] = KIB
+    topic_configs_bytes_max: Annotated[int, _size("The same of all topics.", KIB)] = 64 * MIB
+    api_key_bytes_max: Annotated[int, _size("An API key with its prefixes.", KIB)] = 64 * KIB
+    api_keys_bytes_max: Annotated[int, _size("All API keys.", KIB)] = MIB
 
     # Limits on one request.
     records_per_append_max: Annotated[int, _count("Records in one append.")] = 10_000
@@ -243,7 +278,13 @@ class Settings:
     arrow_bytes_max: Annotated[int, _size("Bytes in one Arrow answer.")] = 64 * MIB
     page_size_default: Annotated[int, _count("Items in a list that names no size.")] = 100
     page_size_max: Annotated[int, _count("Items in one list.")] = 1_000
-    topics_per_watch_max: Annotated[int, _count("Topics in one watch.")] = 256
+    topics_per_watch_max: Annotated[int, _count("Topics and patterns that one watch names.")] = 256
+    watch_topics_behind_max: Annotated[
+        int, _count("Topics of a watch's patterns that wait for a slow reader at a time.")
+    ] = 100_000
+    watch_journal_bytes: Annotated[
+        int, _size("Publishes that watches of many topics can resume from.", KIB)
+    ] = 16 * MIB
     heartbeat_ms_default: Annotated[int, _duration("Heartbeat of a watch that names none.")] = (
         15_000
     )
@@ -295,6 +336,11 @@ _ORDERED = (
     ("body_bytes_max", "request_memory_bytes_max"),
     ("read_cache_bytes", "memory_budget_bytes"),
     ("tag_index_bytes_max", "memory_budget_bytes"),
+    ("watch_session_bytes_max", "watch_sessions_bytes_max"),
+    ("router_bytes_max", "routers_bytes_max"),
+    ("pipeline_bytes_max", "pipelines_bytes_max"),
+    ("topic_config_bytes_max", "topic_configs_bytes_max"),
+    ("api_key_bytes_max", "api_keys_bytes_max"),
 )
 
 

@@ -1,49 +1,47 @@
 """What happens to a request between a transport and its handler, and to its answer on the way back.
 
 Only this file decides, for every transport alike: which route a request takes, whether it is let in
-(`gate.py` says), whether it has to wait for recovery, and how an answer is compressed, stamped and
-counted.  Transports parse and write; handlers answer.
+(`access.py` says), whether it has to wait for recovery, and how an answer is compressed, stamped
+and counted.  Transports parse and write; handlers answer.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 from headrace.core.errors import (
     HeadraceError,
-    NotFound,
-    NotReady,
+    OutOfResources,
     ShuttingDown,
 )
-from headrace.core.runtime import Runtime, Thunk
+from headrace.core.runtime import Done, Runtime, Thunk
 from headrace.core.settings import Settings
+from headrace.engine.topics.loading import LoadingTopics
+from headrace.metrics.requests import Metrics
+from headrace.server.access import AccessControl
 from headrace.server.compression import choose, decode_body, encode_body
-from headrace.server.gate import Gate
+from headrace.server.memory_reserve import MemoryReserve
 from headrace.server.refusals import no_memory
+from headrace.server.waiting import Budget, WaitingRequests
 from headrace.wire.exchange import Exchange, Headers
-from headrace.wire.metrics import UNROUTED, Metrics
-from headrace.wire.native import dialect_of
-from headrace.wire.pressure import ResponseMemory
+from headrace.wire.response_memory import ResponseMemory
 from headrace.wire.routes import Route, RouteTable
 
 log = logging.getLogger("headrace.server")
 
 TICK_MS = 1_000
+SILENT_MS = 60_000  # between two lines of the log about a lack of memory
 VISIT_NS_MAX = 1_000_000  # at a time, however many connections there are
 # Larger bodies are compressed and decompressed in a thread, so that the loop does not wait.
 INLINE_CODING_BYTES_MAX = 32 * 1024
 CODING_LANE = "coding"
-# Request lines whose route is remembered; all are forgotten when there are more.
-TARGETS_MAX = 4_096
-TARGET_BYTES_MAX = 512
 State = Literal["starting", "serving", "draining"]
 
 
-class Connection(Protocol):
+class TransportConnection(Protocol):
     """A connection of any transport."""
 
     def tick(self, now_ms: int) -> None:
@@ -60,35 +58,14 @@ class Connection(Protocol):
         ...
 
 
-class Target(NamedTuple):
-    """Where a request line leads; without a route, nowhere."""
+class RequestTarget(NamedTuple):
+    """A request line as it was understood; `route` is None when nothing serves it."""
 
     method: str
     path: str
     query: str
     route: Route | None = None
     params: Sequence[str] = ()
-
-
-class Budget:
-    """A number of bytes that many share."""
-
-    __slots__ = ("limit", "used")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-
-    def take(self, amount: int) -> bool:
-        """Whether so much more may be used; if so, it is."""
-        if self.used + amount > self.limit:
-            return False
-        self.used += amount
-        return True
-
-    def give(self, amount: int) -> None:
-        self.used -= amount
-        assert self.used >= 0, self.used
 
 
 class App:
@@ -98,63 +75,87 @@ class App:
         self,
         settings: Settings,
         routes: RouteTable,
-        gate: Gate,
+        access: AccessControl,
         runtime: Runtime,
         metrics: Metrics,
         memory: ResponseMemory | None = None,
+        loading: LoadingTopics | None = None,
     ) -> None:
         self.memory = memory or ResponseMemory(settings.response_memory_bytes_max)
         self.settings = settings
         self.routes = routes
-        self.gate = gate
+        self.access = access
+        for dialect in routes.dialects:
+            dialect.adds_headers = access.adds_headers or bool(dialect.headers)
         self.metrics = metrics
         self.clock = runtime.clock
         self._now_ns = runtime.clock.monotonic_ns
         self.state: State = "starting"
         self.budget = Budget(settings.request_memory_bytes_max)
-        self.connections: set[Connection] = set()
+        self.connections: set[TransportConnection] = set()
         self.pending_bytes = 0  # of answers not yet taken, as of the last tick
         self._runtime = runtime
-        # Until when, how many bytes of the budget, and who.
-        self._parked: deque[tuple[int, int, Exchange]] = deque()
+        self._reserve = MemoryReserve()
+        self._silent_to_ms = 0  # when a lack of memory may be logged again
         self._ticking = False
-        self._targets: dict[tuple[bytes, bytes], Target] = {}
+        self.waiting = WaitingRequests(
+            settings, self.budget, LoadingTopics() if loading is None else loading, self._run
+        )
 
     # The life of the server
 
     def start(self) -> None:
-        """Begin to look after time-outs."""
+        """Begin to tick: time-outs of connections, and what dialects do by themselves."""
         self._ticking = True
         self._tick()
 
     def go_live(self) -> None:
-        """Recovery is done: what waited for it goes on."""
+        """Serve, recovery being done, and go on with the requests that waited for it.
+
+        Those that need topics of class `memory` wait on until these are back, too.
+        """
         self.state = "serving"
-        for exchange in self._unpark(len(self._parked)):
-            self._run(exchange)
+        self.waiting.go_live()
 
     def drain(self) -> None:
-        """Take nothing new, and let what is in progress end."""
+        """Tell every dialect, take nothing new, and let what is in progress end."""
+        for dialect in self.routes.dialects:
+            try:
+                dialect.drain()
+            except Exception:  # the others have to end, too
+                log.exception("the dialect %s failed to drain", dialect.name)
         self.state = "draining"
-        for exchange in self._unpark(len(self._parked)):
+        for exchange in self.waiting.all():
             exchange.fail(_shutting_down())
         for connection in list(self.connections):
             connection.drain()
 
     def stop(self) -> None:
+        """Tick no more."""
         self._ticking = False
+
+    def ran_out_of_memory(self) -> None:
+        """Make room for answers: something had to be given up for want of memory."""
+        now_ms = self.now_ms()
+        if self._reserve.release() and now_ms >= self._silent_to_ms:
+            self._silent_to_ms = now_ms + SILENT_MS
+            log.error("out of memory: requests are refused that need more than there is")
 
     def _tick(self) -> None:
         if not self._ticking:
             return
+        self._reserve.restore()
         now_ms = self.now_ms()
-        late = sum(1 for due_ms, _, _ in self._parked if due_ms <= now_ms)
-        for exchange in self._unpark(late):
-            exchange.fail(_not_ready())
+        self.waiting.refuse_late(now_ms)
+        for dialect in self.routes.dialects:
+            try:
+                dialect.tick(now_ms)
+            except Exception:  # connections have their time-outs all the same
+                log.exception("the dialect %s failed at its tick", dialect.name)
         self._visit(iter(list(self.connections)), 0)
 
-    def _visit(self, left: Iterator[Connection], pending: int) -> None:
-        """Look at connections for a while, and at the rest after what else there is to do."""
+    def _visit(self, left: Iterator[TransportConnection], pending: int) -> None:
+        """Tick connections for at most `VISIT_NS_MAX`, and the rest in later turns of the loop."""
         now_ns = self._now_ns()
         stop_ns = now_ns + VISIT_NS_MAX
         for connection in left:
@@ -162,7 +163,7 @@ class App:
             try:
                 connection.tick(now_ns // 1_000_000)
             except Exception:  # the others have their time-outs, too
-                log.exception("a connection failed at a look at its time-outs")
+                log.exception("a connection failed at its tick")
             if self._now_ns() > stop_ns:
                 self._runtime.later(0, partial(self._visit, left, pending))
                 return
@@ -173,35 +174,32 @@ class App:
         """Call when this turn of the loop ends."""
         self._runtime.soon(thunk)
 
+    def submit(self, lane: str, work: Callable[[], object], done: Done) -> None:
+        """Do work that may wait in a lane, then call `done` with its result or its error."""
+        self._runtime.submit(lane, work, done)
+
     @property
     def parked(self) -> int:
         """Requests that wait for recovery."""
-        return len(self._parked)
+        return len(self.waiting)
 
     def now_ms(self) -> int:
         return self.clock.monotonic_ns() // 1_000_000
 
     # A request
 
-    def target_of(self, method: bytes, url: bytes) -> Target:
-        """Where a request line leads; remembered, since most requests repeat an earlier one."""
-        target = self._targets.get((method, url))
-        if target is None:
-            path, _, query = url.decode("ascii").partition("?")
-            verb = method.decode("ascii")
-            try:
-                route, params = self.routes.match(verb, path)
-                target = Target(verb, path, query, route, params)
-            except HeadraceError:
-                return Target(verb, path, query)
-            if len(url) <= TARGET_BYTES_MAX:
-                if len(self._targets) >= TARGETS_MAX:
-                    self._targets.clear()
-                self._targets[method, url] = target
-        return target
+    def target_of(self, method: bytes, url: bytes) -> RequestTarget:
+        """What a request line asks for."""
+        path, _, query = url.decode("ascii").partition("?")
+        verb = method.decode("ascii")
+        try:
+            route, params = self.routes.match(verb, path)
+        except HeadraceError:
+            return RequestTarget(verb, path, query)
+        return RequestTarget(verb, path, query, route, params)
 
-    def route_of(self, exchange: Exchange) -> Route | None:
-        """Find the route; None when there is none, which `handle` then answers."""
+    def find_route(self, exchange: Exchange) -> Route | None:
+        """Give an exchange its route; None when there is none, which `handle` then answers."""
         try:
             route, params = self.routes.match(exchange.method, exchange.path)
         except HeadraceError:
@@ -213,32 +211,36 @@ class App:
     def check_sender(self, exchange: Exchange) -> None:
         """Raise what `handle` would, of all that can be known before the body is there.
 
-        For large bodies, so that nobody fills the memory that they share without being let in.
+        Called before a large body is taken, so that only requests that are let in use the memory
+        that all bodies share.
         """
         if exchange.method == "OPTIONS":
             return  # a browser's question is answered when it is whole
         route = exchange.route
         try:
-            self.gate.admit(exchange, route)
+            self.access.admit(exchange, route or self.routes.unrouted(exchange.path))
         finally:
-            self.gate.release(exchange)
+            self.access.release(exchange)
             exchange.key = None
         if route is None:
             self.routes.match(exchange.method, exchange.path)
+        else:
+            route.dialect.check_head(exchange)
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later."""
         try:
-            route = exchange.route or self.route_of(exchange)
+            route = exchange.route or self.find_route(exchange)
             if route is None:
                 self._refuse_unrouted(exchange)
                 return
             exchange.on_answered = self.finished
-            self.gate.admit(exchange, route)
-            if self.state != "serving" and not route.unready:
+            self.access.admit(exchange, route)
+            draining = self.state == "draining" and not route.unready
+            if draining or self.waiting.wanted_by(exchange, route):
                 self._park(exchange)
                 return
-            if b"content-encoding" in exchange.headers:
+            if b"content-encoding" in exchange.headers and not exchange.streamed:
                 self._decode(exchange)
                 return
             route.handler(exchange)
@@ -246,10 +248,10 @@ class App:
             exchange.fail(error)
 
     def _run(self, exchange: Exchange) -> None:
-        """The handler of an exchange that has been let in."""
+        """Call the handler of a request that has been let in."""
         assert exchange.route is not None
         try:
-            if b"content-encoding" in exchange.headers and not exchange.route.streamed:
+            if b"content-encoding" in exchange.headers and not exchange.streamed:
                 self._decode(exchange)
             else:
                 exchange.route.handler(exchange)
@@ -257,43 +259,36 @@ class App:
             exchange.fail(error)
 
     def _refuse_unrouted(self, exchange: Exchange) -> None:
-        dialect = dialect_of(exchange.path)
-        exchange.route = Route(exchange.method, UNROUTED, _unserved, dialect)
+        """Refuse a request that nothing serves, or answer a browser's question about one."""
+        exchange.route = self.routes.unrouted(exchange.path)
         exchange.on_answered = self.finished
-        self.gate.admit(exchange, None)
+        self.access.admit(exchange, exchange.route)
         if exchange.answered:
             return
         self.routes.match(exchange.method, exchange.path)  # says what is wrong
 
     def _park(self, exchange: Exchange) -> None:
+        """Let a request wait for recovery, or raise."""
         if self.state == "draining":
             raise _shutting_down()
-        if len(self._parked) >= self.settings.parked_requests_max:
-            raise _not_ready()
-        size = len(exchange.body)
-        if not self.budget.take(size):
-            raise no_memory(self.budget.limit)
-        self._parked.append((self.now_ms() + self.settings.parked_ms_max, size, exchange))
-
-    def _unpark(self, count: int) -> list[Exchange]:
-        """Those who wait the longest, without the ones whose client went away meanwhile."""
-        left = [self._parked.popleft() for _ in range(count)]
-        self.budget.give(sum(size for _, size, _ in left))
-        return [exchange for _, _, exchange in left if not exchange.answered]
+        self.waiting.park(exchange, self.now_ms())
 
     def _decode(self, exchange: Exchange) -> None:
         """Decompress the body, then call the handler."""
         encoding = exchange.header(b"content-encoding").strip().lower()
         body, bytes_max = exchange.body, self.settings.body_bytes_max
         assert exchange.route is not None
+        exchange.route.dialect.check_head(exchange)
         handler = exchange.route.handler
 
         def decoded(value: object, error: BaseException | None) -> None:
             if exchange.answered:
                 return  # the client went away
+            if error is not None:
+                short = isinstance(error, MemoryError)
+                exchange.fail(OutOfResources.told("nothing") if short else error)
+                return
             try:
-                if error is not None:
-                    raise error
                 assert isinstance(value, bytes)
                 exchange.body = value
                 handler(exchange)
@@ -310,17 +305,25 @@ class App:
             self.budget.give(len(body))
             decoded(value, error)
 
-        self._runtime.submit(CODING_LANE, lambda: decode_body(body, encoding, bytes_max), done)
+        try:
+            self._runtime.submit(CODING_LANE, lambda: decode_body(body, encoding, bytes_max), done)
+        except MemoryError:
+            self.budget.give(len(body))
+            raise OutOfResources.told("nothing") from None
 
     # Its answer
 
     def prepare(self, exchange: Exchange, headers: Headers) -> Headers:
-        """The headers of an answer, with those that every answer gets."""
-        more = self.gate.response_headers(exchange)
-        return (*headers, *more) if more else headers
+        """The headers of an answer, with those that every answer of its dialect gets.
+
+        Transports call it for dialects that add any (`Dialect.adds_headers`).
+        """
+        assert exchange.route is not None
+        dialect = exchange.route.dialect
+        return (*headers, *dialect.headers, *self.access.response_headers(exchange, dialect.cors))
 
     def coding(self, exchange: Exchange, body: bytes) -> str | None:
-        """How this body is to be compressed, or None."""
+        """The coding in which a body is to be sent; None for as it is."""
         accepted = exchange.headers.get(b"accept-encoding")
         if accepted is None or len(body) < self.settings.compress_bytes_min:
             return None
@@ -336,24 +339,22 @@ class App:
             self.memory.used -= len(body)
             done(value if isinstance(value, bytes) else None)
 
-        self.memory.used += len(body)
         self._runtime.submit(CODING_LANE, lambda: encode_body(body, coding), finish)
+        self.memory.used += len(body)
 
     def finished(self, exchange: Exchange, status: int) -> None:
-        """An exchange has come to its end; status 0: the client went away first."""
+        """Give back the slot of a request that has ended, and count it.
+
+        Status 0 means that the client went away before there was an answer.
+        """
         if exchange.key is not None:
-            self.gate.release(exchange)
+            self.access.release(exchange)
         if exchange.route is not None:
             taken_ns = self._now_ns() - exchange.started_ns
-            self.metrics.request_done(exchange.route, status, taken_ns)
-
-
-def _unserved(exchange: Exchange) -> None:
-    raise NotFound(f"no route {exchange.path}", fix="see /openapi.json for all of them")
-
-
-def _not_ready() -> NotReady:
-    return NotReady("recovery is running", fix="retry", detail={"reason": "recovering"})
+            if exchange.long_lived:
+                self.metrics.stream_done(exchange.route, status)
+            else:
+                self.metrics.request_done(exchange.route, status, taken_ns)
 
 
 def _shutting_down() -> ShuttingDown:

@@ -2,7 +2,7 @@
 
 The rules this file alone owns: the grammar of `HEADRACE_API_KEYS`; a key is kept as its SHA-256
 digest and nothing else; a presented token is compared with every key, in constant time, whether or
-not one has matched already.  What a key is needed for is decided in `server/gate.py`.
+not one has matched already.  What a key is needed for is decided in `server/access.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from headrace.core.errors import ConfigError
+from headrace.core.settings import Settings
 from headrace.wire.routes import ADMIN, DELETE, READ, WRITE
 
 ALL_SCOPES: Final = frozenset((READ, WRITE, DELETE, ADMIN))
@@ -37,7 +38,7 @@ TOKEN_PARAMETER: Final = b"token"
 class ApiKey:
     """One key: what it may do and to which names; `in_flight` is its requests in progress."""
 
-    __slots__ = ("digest", "in_flight", "prefixes", "scopes")
+    __slots__ = ("bytes", "digest", "in_flight", "prefixes", "scopes")
 
     def __init__(self, digest: bytes, scopes: frozenset[str], prefixes: tuple[bytes, ...]) -> None:
         assert len(digest) == sha256().digest_size
@@ -46,6 +47,7 @@ class ApiKey:
         self.digest = digest
         self.scopes = scopes
         self.prefixes = prefixes  # none: any name
+        self.bytes = len(digest) + sum(map(len, prefixes))
         self.in_flight = 0
 
     def allows_scope(self, scope: str) -> bool:
@@ -77,12 +79,24 @@ class KeyRing:
         self._keys = tuple(keys)
 
     @classmethod
-    def parse(cls, text: str) -> KeyRing:
+    def parse(cls, text: str, settings: Settings | None = None) -> KeyRing:
         """Keys as the setting writes them; `ConfigError` names the entry, never what is in it."""
         keys: dict[bytes, ApiKey] = {}
+        bounds = settings or Settings()
+        if len(text) > bounds.api_keys_bytes_max:
+            raise ConfigError(
+                f"HEADRACE_API_KEYS has {len(text)} bytes, and may have "
+                f"{bounds.api_keys_bytes_max}",
+                fix="name fewer keys, or raise HEADRACE_API_KEYS_BYTES_MAX",
+                detail={"setting": "api_keys", "limit": "api_keys_bytes_max"},
+            )
         for number, entry in enumerate(text.split(","), start=1):
             if not entry.strip():
                 continue
+            if len(entry) > bounds.api_key_bytes_max:
+                what = f"has {len(entry)} bytes, and may have {bounds.api_key_bytes_max}"
+                fix = "name fewer prefixes, or raise HEADRACE_API_KEY_BYTES_MAX"
+                raise _refusal(number, what, fix)
             key = _parse_entry(number, entry)
             if key.digest in keys:
                 raise _refusal(number, "repeats a key of an earlier entry", "name each key once")
@@ -94,6 +108,11 @@ class KeyRing:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    @property
+    def held_bytes(self) -> int:
+        """What all keys hold: digests and prefixes."""
+        return sum(key.bytes for key in self._keys)
 
     def find(self, token: bytes) -> ApiKey | None:
         """The key that a token is, if any."""

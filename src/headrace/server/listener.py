@@ -1,4 +1,4 @@
-"""The listening sockets: where they are bound, under which certificate, and who may be served.
+"""The listening sockets: where they are bound, with which certificate, and whether they may be.
 
 The rules this file alone owns: a server that has no keys is not bound beyond its own machine unless
 the operator says so; every address a host has gets a socket, all with one port; connections are
@@ -21,7 +21,7 @@ from headrace.server.network import Address, is_loopback, resolve, show_address
 
 # Connections that the kernel keeps until they are accepted; it may allow fewer.
 BACKLOG = 4_096
-# A closing TLS connection waits so long for the other side to say goodbye, too.
+# How long a closing TLS connection waits for the other side to close, too.
 TLS_GOODBYE_SECONDS = 1.0
 _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 

@@ -1,7 +1,7 @@
 """Hosts and addresses: what a name means, and whether it stays on this machine.
 
 The rule this file alone owns: a host is loopback only when every address it resolves to is, so that
-a name nobody can resolve counts as the open network.  It binds nothing; that is
+a name that does not resolve counts as the open network.  It binds nothing; that is
 `server/listener.py`.
 """
 

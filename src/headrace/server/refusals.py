@@ -1,4 +1,4 @@
-"""What a transport says of a request that it does not hand over.
+"""The errors with which a transport refuses a request that it does not hand over.
 
 Only this file words these errors, so that HTTP/1.1 and HTTP/2 say the same.  It decides nothing:
 transports know their bounds.
@@ -16,7 +16,7 @@ from headrace.core.errors import (
 
 
 def headers_too_large(bytes_max: int) -> HeadersTooLarge:
-    """More headers than `header_bytes_max`.
+    """The error for more headers than `header_bytes_max`.
 
     >>> headers_too_large(1024).status
     431
@@ -29,7 +29,7 @@ def headers_too_large(bytes_max: int) -> HeadersTooLarge:
 
 
 def body_too_large(bytes_max: int) -> PayloadTooLarge:
-    """A body above `body_bytes_max`.
+    """The error for a body above `body_bytes_max`.
 
     >>> body_too_large(1024).detail
     {'max': 1024}
@@ -42,7 +42,7 @@ def body_too_large(bytes_max: int) -> PayloadTooLarge:
 
 
 def no_memory(bytes_max: int) -> Throttled:
-    """No room in `request_memory_bytes_max` for more of a body.
+    """The error when `request_memory_bytes_max` has no room for more of a body.
 
     >>> no_memory(1024).detail["limit"]
     'request_memory_bytes_max'
@@ -55,7 +55,7 @@ def no_memory(bytes_max: int) -> Throttled:
 
 
 def body_late() -> RequestTimeout:
-    """Nothing of a body came for `body_timeout_ms`.
+    """The error when nothing of a body came for `body_timeout_ms`.
 
     >>> body_late().status
     408
@@ -64,7 +64,7 @@ def body_late() -> RequestTimeout:
 
 
 def bad_expectation() -> InvalidRequest:
-    """An `Expect` that is not `100-continue`.
+    """The error for an `Expect` that is not `100-continue`.
 
     >>> bad_expectation().status
     400

@@ -1,7 +1,7 @@
 """Spark reads and writes topics: `format("headrace")`, and a session that needs no set-up.
 
 The serving process never imports this package; it needs the extra `headrace[spark]`.  Nothing here
-is imported before it is used, because each planner and executor process of Spark starts anew.
+is imported before it is used, because each planner and executor process of Spark imports it again.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ CONNECTIONS_MAX = 4
 
 
 def connect(connection: Connection, *, starting: bool = False) -> Client:
-    """A client; whoever asks for it closes it.
+    """Return a client, which the caller closes.
 
     `starting`: it is for a query that has done nothing yet, and had better fail soon.
     """

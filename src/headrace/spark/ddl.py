@@ -10,48 +10,30 @@ import difflib
 import re
 from typing import Final
 
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types
 
 from headrace.core.errors import ConfigError
 
 DEPTH_MAX: Final = 64
 
-SIMPLE: Final[dict[str, type[DataType]]] = {
-    "BOOLEAN": BooleanType,
-    "TINYINT": ByteType,
-    "BYTE": ByteType,
-    "SMALLINT": ShortType,
-    "SHORT": ShortType,
-    "INT": IntegerType,
-    "INTEGER": IntegerType,
-    "BIGINT": LongType,
-    "LONG": LongType,
-    "FLOAT": FloatType,
-    "REAL": FloatType,
-    "DOUBLE": DoubleType,
-    "STRING": StringType,
-    "DATE": DateType,
-    "TIMESTAMP": TimestampType,
-    "TIMESTAMP_LTZ": TimestampType,
-    "TIMESTAMP_NTZ": TimestampNTZType,
+SIMPLE: Final[dict[str, type[types.DataType]]] = {
+    "BOOLEAN": types.BooleanType,
+    "TINYINT": types.ByteType,
+    "BYTE": types.ByteType,
+    "SMALLINT": types.ShortType,
+    "SHORT": types.ShortType,
+    "INT": types.IntegerType,
+    "INTEGER": types.IntegerType,
+    "BIGINT": types.LongType,
+    "LONG": types.LongType,
+    "FLOAT": types.FloatType,
+    "REAL": types.FloatType,
+    "DOUBLE": types.DoubleType,
+    "STRING": types.StringType,
+    "DATE": types.DateType,
+    "TIMESTAMP": types.TimestampType,
+    "TIMESTAMP_LTZ": types.TimestampType,
+    "TIMESTAMP_NTZ": types.TimestampNTZType,
 }
 _DECIMALS: Final = ("DECIMAL", "DEC", "NUMERIC")
 NAMES: Final = (*SIMPLE, "DECIMAL", "ARRAY", "MAP", "STRUCT")
@@ -59,7 +41,7 @@ NAMES: Final = (*SIMPLE, "DECIMAL", "ARRAY", "MAP", "STRUCT")
 _TOKEN: Final = re.compile(r"\s*(?:`((?:[^`]|``)+)`|(\w+)|([<>(),:]))")
 
 
-def fields_of(text: str) -> StructType:
+def fields_of(text: str) -> types.StructType:
     """The fields; `ConfigError` says where the text is not what it should be.
 
     >>> fields_of("id BIGINT, `the price` DECIMAL(10, 2), items ARRAY<STRUCT<n: INT>>").names
@@ -67,7 +49,7 @@ def fields_of(text: str) -> StructType:
     """
     parser = _Parser(text)
     fields = parser.fields(end="", depth=0)
-    return StructType(fields)
+    return types.StructType(fields)
 
 
 class _Parser:
@@ -108,8 +90,8 @@ class _Parser:
             raise self._wrong(f"{token!r} is missing")
         self._next()
 
-    def fields(self, end: str, depth: int) -> list[StructField]:
-        found: list[StructField] = []
+    def fields(self, end: str, depth: int) -> list[types.StructField]:
+        found: list[types.StructField] = []
         while True:
             found.append(self._field(depth))
             if any(other.name == found[-1].name for other in found[:-1]):
@@ -118,7 +100,7 @@ class _Parser:
                 return found
             self._take(",")
 
-    def _field(self, depth: int) -> StructField:
+    def _field(self, depth: int) -> types.StructField:
         if not self.token or (not self.quoted and not self.token[0].isidentifier()):
             raise self._wrong("the name of a field is missing")
         name = self.token
@@ -130,9 +112,9 @@ class _Parser:
             raise self._wrong(
                 f"{name} is NOT NULL", "leave NOT NULL out: a record may lack any field"
             )
-        return StructField(name, kind)
+        return types.StructField(name, kind)
 
-    def _type(self, depth: int) -> DataType:
+    def _type(self, depth: int) -> types.DataType:
         if depth > DEPTH_MAX:
             raise self._wrong(f"types within more than {DEPTH_MAX} types")
         name = "" if self.quoted else self.token.upper()
@@ -155,28 +137,28 @@ class _Parser:
         self._take(">")
         return found
 
-    def _nested(self, name: str, depth: int) -> DataType:
+    def _nested(self, name: str, depth: int) -> types.DataType:
         if name == "ARRAY":
-            return ArrayType(self._type(depth))
+            return types.ArrayType(self._type(depth))
         if name == "STRUCT":
-            return StructType(self.fields(">", depth))
+            return types.StructType(self.fields(">", depth))
         if not self._is("STRING"):
             raise self._wrong("the keys of a MAP are not STRING", "write MAP<STRING, ...>")
         self._next()
         self._take(",")
-        return MapType(StringType(), self._type(depth))
+        return types.MapType(types.StringType(), self._type(depth))
 
-    def _decimal(self) -> DecimalType:
+    def _decimal(self) -> types.DecimalType:
         self._next()
         if not self._is("("):
-            return DecimalType(10, 0)
+            return types.DecimalType(10, 0)
         self._next()
         precision, scale = self._number(38), 0
         if self._is(","):
             self._next()
             scale = self._number(precision)
         self._take(")")
-        return DecimalType(precision, scale)
+        return types.DecimalType(precision, scale)
 
     def _number(self, most: int) -> int:
         if not re.fullmatch("[0-9]{1,2}", self.token) or int(self.token) > most:

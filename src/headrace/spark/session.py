@@ -56,7 +56,7 @@ LOCAL_DEFAULTS = {
 }
 
 
-class Place(NamedTuple):
+class SparkAddress(NamedTuple):
     """Where Spark runs: a master, or the address of a Spark Connect server."""
 
     master: str | None
@@ -91,7 +91,7 @@ def spark_session(
         place = place_of(wanted, master, remote, os.environ)
         wanted = prepare(place, wanted, scratch)
     else:
-        place = Place(None, None)
+        place = SparkAddress(None, None)
     builder = session_class.builder.appName(app_name)
     if place.remote is not None:
         builder = builder.remote(place.remote)
@@ -148,7 +148,7 @@ def checked_settings(settings: Mapping[str, str]) -> dict[str, str]:
 
 def place_of(
     settings: dict[str, str], master: str | None, remote: str | None, environ: Mapping[str, str]
-) -> Place:
+) -> SparkAddress:
     """Where to run: as the caller says, else as the environment says, else here.
 
     `spark.master` and `spark.remote` are taken out of the settings.
@@ -163,13 +163,13 @@ def place_of(
             fix=f"name one of them ({MASTER_VARIABLE}, {REMOTE_VARIABLE})",
         )
     if remote:
-        return Place(None, remote)
+        return SparkAddress(None, remote)
     if not master and SUBMITTED_VARIABLE in environ:
-        return Place(None, None)
-    return Place(master or LOCAL_MASTER, None)
+        return SparkAddress(None, None)
+    return SparkAddress(master or LOCAL_MASTER, None)
 
 
-def prepare(place: Place, settings: dict[str, str], scratch: str) -> dict[str, str]:
+def prepare(place: SparkAddress, settings: dict[str, str], scratch: str) -> dict[str, str]:
     """Set what Spark takes from the environment; returns all settings of the session.
 
     What Spark would write to the current directory goes to `scratch` instead.
@@ -264,7 +264,7 @@ def _start(builder: SparkSession.Builder) -> SparkSession:
 
 
 @contextlib.contextmanager
-def _told_once(place: Place) -> Iterator[None]:
+def _told_once(place: SparkAddress) -> Iterator[None]:
     """A Connect server that starts here gets all settings as it does, and again by its client:
 
     those which are fixed by then would be a page of warnings, although they count.

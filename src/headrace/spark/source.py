@@ -1,6 +1,6 @@
 """`format("headrace")`: what Spark asks of a data source, each answered by a module of its own.
 
-Readers and writers are imported when they are asked for: a planner process starts anew for each
+Readers and writers are imported when they are asked for: a planner process is started for each
 query, and needs one of them.
 """
 

@@ -1,8 +1,9 @@
 """A block: the records of one append, as columns in one run of bytes.
 
-Only this file knows the layout of an append entry (docs/formats/wal.md).  The same bytes are what
-the write-ahead log stores, what memory keeps and what a checkpoint reads, so that nothing is
-converted, and no record is touched on its own, between a request and the sealed file.
+Only this file and `block_encoding.py`, which writes it, know the layout of an append entry
+(docs/formats/wal.md).  The same bytes are what the write-ahead log stores, what memory keeps and
+what a checkpoint reads, so that nothing is converted, and no record is touched on its own, between
+a request and the sealed file.
 
 `Batch` is what a caller hands in as lists, `ColumnBatch` the same as buffers, `Block` what the
 engine keeps, and `Rows` (in `rows.py`) what a read gives out.
@@ -11,15 +12,14 @@ engine keeps, and `Rows` (in `rows.py`) what a read gives out.
 from __future__ import annotations
 
 import struct
-from array import array
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
 
 from headrace.storage.fs import Buffer
-from headrace.storage.headers import Header, decode_headers, encode_headers
+from headrace.storage.record_headers import Header, decode_headers
 from headrace.storage.rows import KIND_BYTES as KIND_BYTES
 from headrace.storage.rows import KIND_COMMAND as KIND_COMMAND
 from headrace.storage.rows import KIND_JSON as KIND_JSON
@@ -37,19 +37,14 @@ HEADER = struct.Struct("<BBHIQQqqQII8B")
 HEADER_BYTES = 64
 assert HEADER.size == HEADER_BYTES
 
-# The same for a single record of nothing but data: all modes as one number, and two offsets.
-_SINGLE = struct.Struct("<BBHIQQqqQIIQII")
 _U32 = struct.Struct("<I")
 Blob = bytes  # Block has a field named `bytes`, which hides the type inside that class
-_DATA_ONLY = bytes(7)  # the modes of all other columns
-_SINGLE_AT = HEADER_BYTES + 8  # where the data of a single record starts, after two offsets
-_SHARED = b"\1\0"  # the flags of bytes that several blocks have, see `share`
-_PADS = tuple(b"\0" * (-n % 8) for n in range(8))
-
+DATA_ONLY = bytes(7)  # the modes of all columns but the data, in most blocks
+SINGLE_AT = HEADER_BYTES + 8  # where the data of a single record starts, after two offsets
 
 # mode, u32 offsets, a presence byte a row, values: the buffers of a column as they are stored.
 EncodedColumn = tuple[int, Buffer, Buffer, Buffer]
-_NOTHING: EncodedColumn = (ABSENT, b"", b"", b"")
+NO_COLUMN: EncodedColumn = (ABSENT, b"", b"", b"")
 
 
 class Batch(NamedTuple):
@@ -89,16 +84,16 @@ _new_tuple = tuple.__new__
 class ColumnBatch(NamedTuple):
     """Records to append, as the buffers a block stores: see `column_batch.py`, which makes them.
 
-    Whoever makes one has validated it: nothing looks at its records again.
+    Its maker has validated it: nothing looks at its records again.
     """
 
     rows: int
     kind: int
     bytes: int  # data + meta bytes
     data: EncodedColumn
-    tags: EncodedColumn = _NOTHING
-    nodes: EncodedColumn = _NOTHING
-    metas: EncodedColumn = _NOTHING
+    tags: EncodedColumn = NO_COLUMN
+    nodes: EncodedColumn = NO_COLUMN
+    metas: EncodedColumn = NO_COLUMN
 
 
 AnyBatch = Batch | ColumnBatch
@@ -163,7 +158,7 @@ class Block(msgspec.Struct, gc=False, eq=False):
 
     def _data_at(self) -> tuple[int, int]:
         """Where the offsets and the values of the data column start."""
-        if self.raw[57:64] == _DATA_ONLY:
+        if self.raw[57:64] == DATA_ONLY:
             return HEADER_BYTES, HEADER_BYTES + 4 * (self.count + 1)
         column = self._columns()[0]
         return column.offsets, column.values
@@ -184,9 +179,9 @@ class Block(msgspec.Struct, gc=False, eq=False):
     def single(self) -> Blob | None:
         """The payload of a block that is one record and nothing but data; None for any other."""
         raw = self.raw
-        if self.count != 1 or raw[57:64] != _DATA_ONLY:
+        if self.count != 1 or raw[57:64] != DATA_ONLY:
             return None
-        return raw[_SINGLE_AT : _SINGLE_AT + self.bytes]
+        return raw[SINGLE_AT : SINGLE_AT + self.bytes]
 
     def data_buffers(self) -> tuple[memoryview, memoryview]:
         """(u32 offsets of count + 1 items, values), without a copy."""
@@ -329,135 +324,10 @@ def _parse_layout(raw: bytes, count: int) -> tuple[_Column, ...]:
     return tuple(columns)
 
 
-def _encode_values(values: Sequence[bytes]) -> tuple[bytes, bytes]:
-    ends = array("I", accumulate(map(len, values), initial=0))
-    return ends.tobytes(), b"".join(values)
-
-
-def _encode_optional(values: Sequence[bytes | None] | None) -> EncodedColumn:
-    if values is None:
-        return _NOTHING
-    if None not in values:
-        offsets, joined = _encode_values(values)  # type: ignore[arg-type]
-        return DENSE, offsets, b"", joined
-    present = bytes([v is not None for v in values])
-    if 1 not in present:
-        return _NOTHING
-    offsets, joined = _encode_values([v or b"" for v in values])
-    return NULLABLE, offsets, present, joined
-
-
-def _encode_texts(values: Sequence[str | None] | str | None) -> EncodedColumn:
-    if values is None:
-        return _NOTHING
-    if isinstance(values, str):
-        value = values.encode()
-        return UNIFORM, array("I", (0, len(value))).tobytes(), b"", value
-    return _encode_optional([None if v is None else v.encode() for v in values])
-
-
-def encode_block(
-    batch: Batch,
-    topic_id: int,
-    first_seq: int,
-    ts: int,
-    arrived_ms: int,
-    reserved_to: int = 0,
-    sidecar: bytes = b"",
-) -> Block:
-    """Build the block of a validated batch.  Work per record is C loops only."""
-    data, kind, tags, nodes, metas, headers, kinds, stamps = batch
-    count = len(data)
-    assert count > 0 and first_seq > 0, (count, first_seq)
-    plain = tags is None and nodes is None and metas is None and headers is None
-    plain = plain and kinds is None and stamps is None
-    if plain and count == 1:
-        size = len(data[0])
-        length = _SINGLE_AT + size + len(sidecar)
-        head = _SINGLE.pack(
-            ENTRY_APPEND, kind, 0, length + (-length & 7), topic_id, first_seq, ts, arrived_ms,
-            reserved_to, 1, len(sidecar), DENSE, 0, size,
-        )  # fmt: skip
-        raw = b"".join((head, data[0], sidecar, _PADS[length & 7]))
-        return Block(raw, first_seq, 1, ts, arrived_ms, size)
-    ends = array("I", accumulate(map(len, data), initial=0))
-    if plain:
-        size = ends[-1]
-        length = HEADER_BYTES + 4 * (count + 1) + size + len(sidecar)
-        head = HEADER.pack(
-            ENTRY_APPEND, kind, 0, length + (-length & 7), topic_id, first_seq, ts, arrived_ms,
-            reserved_to, count, len(sidecar), DENSE, 0, 0, 0, 0, 0, 0, 0,
-        )  # fmt: skip
-        # One copy: a second one of a large batch costs as much as everything else here.
-        raw = b"".join((head, ends, *data, sidecar, _PADS[length & 7]))
-        return Block(raw, first_seq, count, ts, arrived_ms, size)
-    columns = (
-        (DENSE, ends.tobytes(), b"", b"".join(data)),
-        _encode_texts(batch.tags),
-        _encode_texts(batch.nodes),
-        _encode_optional(batch.metas),
-        _encode_optional(
-            None if batch.headers is None else [encode_headers(h) for h in batch.headers]
-        ),
-    )
-    kinds = batch.kinds or b""
-    stamps = b""
-    if batch.timestamps is not None:
-        stamps = array("q", batch.timestamps).tobytes()
-        ts = batch.timestamps[-1]
-    place = (topic_id, first_seq, ts, arrived_ms, reserved_to)
-    return _assemble(count, batch.kind, columns, kinds, stamps, place, sidecar)
-
-
-def encode_columns(
-    batch: ColumnBatch,
-    topic_id: int,
-    first_seq: int,
-    ts: int,
-    arrived_ms: int,
-    reserved_to: int = 0,
-    sidecar: bytes = b"",
-) -> Block:
-    """Build the block of a validated batch of columns: one copy, and no work per record."""
-    assert batch.rows > 0 and first_seq > 0, (batch.rows, first_seq)
-    place = (topic_id, first_seq, ts, arrived_ms, reserved_to)
-    columns = (batch.data, batch.tags, batch.nodes, batch.metas, _NOTHING)
-    block = _assemble(batch.rows, batch.kind, columns, b"", b"", place, sidecar)
-    assert block.bytes == batch.bytes, (block.bytes, batch.bytes)
-    return block
-
-
-def _assemble(
-    count: int,
-    kind: int,
-    columns: tuple[EncodedColumn, ...],
-    kinds: bytes,
-    stamps: bytes,
-    place: tuple[int, int, int, int, int],
-    sidecar: bytes,
-) -> Block:
-    """Lay the parts of a block out; `place` is what its header says of where and when."""
-    topic_id, first_seq, ts, arrived_ms, reserved_to = place
-    parts = [stamps, *(c[1] for c in columns), *(c[2] for c in columns), kinds]
-    parts += [*(c[3] for c in columns), sidecar]
-    length = HEADER_BYTES + sum(map(len, parts))
-    pad = _PADS[length & 7]
-    header = HEADER.pack(
-        ENTRY_APPEND, KIND_MIXED if kinds else kind, 0, length + len(pad), topic_id,
-        first_seq, ts, arrived_ms, reserved_to, count, len(sidecar), *(c[0] for c in columns),
-        DENSE if kinds else ABSENT, DENSE if stamps else ABSENT, 0,
-    )  # fmt: skip
-    raw = b"".join((header, *parts, pad))
-    size = len(columns[0][3]) + len(columns[3][3])
-    return Block(raw, first_seq, count, ts, arrived_ms, size)
-
-
-def share(raw: bytes) -> bytes:
-    """The bytes of a block for blocks of other topics, whose place and time are not in them.
-
-    Only ever in memory: the log has entries of its own for such copies.
-    """
-    return b"".join((raw[:2], _SHARED, raw[4:8], bytes(40), raw[48:]))
+def append_seqs(raw: bytes) -> tuple[int, int, int]:
+    """The first and the last seq of an append entry, and up to where it reserves."""
+    fields = HEADER.unpack_from(raw)
+    return fields[5], fields[5] + fields[9] - 1, fields[8]
 
 
 def decode_block(raw: bytes) -> Block:

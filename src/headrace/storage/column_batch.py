@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from headrace.storage.block import ABSENT, DENSE, NULLABLE, UNIFORM, ColumnBatch, EncodedColumn
 from headrace.storage.fs import Buffer
 from headrace.storage.rows import KIND_BYTES
-from headrace.storage.segment import Column
+from headrace.storage.segment.format import Column
 
 # Offsets in a block have 32 bits, and Arrow's have a sign.
 VALUES_BYTES_MAX = (1 << 31) - 1

@@ -34,6 +34,7 @@ class File(Protocol):
     def pread_nowait(self, length: int, offset: int) -> bytes | None: ...
     def size(self) -> int: ...
     def truncate(self, length: int) -> None: ...
+    def allocate(self, length: int) -> None: ...  # grow to `length`, and hold the room for it
     def sync_data(self) -> None: ...
     def sync(self) -> None: ...
     def close(self) -> None: ...
@@ -57,6 +58,7 @@ class Filesystem(Protocol):
     def sync_dir(self, path: str) -> None: ...
     def lock(self, path: str) -> Lock: ...
     def free_bytes(self) -> int: ...
+    def total_bytes(self) -> int: ...  # of the disk that holds the tree
     def boot_id(self) -> bytes: ...  # 16 bytes, another after each boot of the machine
     def describe(self, path: str) -> str: ...  # for messages a person reads
 
@@ -132,9 +134,13 @@ class RealFile:
         self.path = path
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
-        if len(buffers) == 1:
-            return os.pwrite(self._fd, buffers[0], offset)
-        return os.pwritev(self._fd, buffers[:BUFFERS_PER_CALL_MAX], offset)
+        try:
+            if len(buffers) == 1:
+                return os.pwrite(self._fd, buffers[0], offset)
+            return os.pwritev(self._fd, buffers[:BUFFERS_PER_CALL_MAX], offset)
+        except OSError as error:
+            error.filename = self.path  # the system does not say which file it was
+            raise
 
     def pread(self, length: int, offset: int) -> bytes:
         return os.pread(self._fd, length, offset)
@@ -155,6 +161,13 @@ class RealFile:
 
     def truncate(self, length: int) -> None:
         os.ftruncate(self._fd, length)
+
+    def allocate(self, length: int) -> None:
+        try:
+            os.posix_fallocate(self._fd, 0, length)
+        except OSError as error:
+            error.filename = self.path
+            raise
 
     def sync_data(self) -> None:
         os.fdatasync(self._fd)
@@ -277,14 +290,20 @@ class RealFilesystem:
                 fix="stop that process, or serve another directory with --data-dir",
                 detail={"data_dir": self.root, "pid": owner},
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):
+            # Only to name the owner: a full disk has no room for it.
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._owned = True
         return RealLock(fd, self._disown)
 
     def free_bytes(self) -> int:
         stat = os.statvfs(self.root)
         return stat.f_bavail * stat.f_frsize
+
+    def total_bytes(self) -> int:
+        stat = os.statvfs(self.root)
+        return stat.f_blocks * stat.f_frsize
 
     def boot_id(self) -> bytes:
         if self._boot_id is None:

@@ -15,7 +15,7 @@ from typing import Final
 from xxhash import xxh3_64_hexdigest
 
 from headrace.core.errors import CorruptionError
-from headrace.storage.frame import refuse_newer
+from headrace.storage.wal.frame import refuse_newer
 
 IDENTITY_PATH: Final = "meta/owner"
 FORMAT_VERSION: Final = 1

@@ -2,7 +2,7 @@
 
 Blocks of the log and runs of sealed files both give `Rows`, so that readers see one shape from
 every tier.  Nothing here knows where the values came from; the same as Arrow columns is what
-`page_columns.py` makes.
+`storage/segment/page_columns.py` makes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace.storage.headers import Header
+from headrace.storage.record_headers import Header
 
 # Kinds of payload.  On-disk values: never change one.
 KIND_JSON = 0

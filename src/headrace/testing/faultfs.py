@@ -43,7 +43,7 @@ from fnmatch import fnmatchcase
 from typing import Final, Literal, TypeVar
 
 from headrace.storage.fs import Buffer, File, Filesystem, Lock
-from headrace.testing.simdisk import SimFile
+from headrace.testing.simfile import SimFile
 
 Result = TypeVar("Result")
 Action = Literal["eio", "enospc", "efbig", "short", "lie", "miss", "call"]
@@ -60,6 +60,7 @@ OPERATIONS: Final = (
     "pread",
     "pread_nowait",
     "truncate",
+    "allocate",
     "sync_data",
     "sync",
 )
@@ -115,7 +116,7 @@ class FaultPlan:
         self.faults = faults
         self.fired = 0
         self.calls: Counter[str] = Counter()
-        self._seen = [0] * len(faults)
+        self.seen = [0] * len(faults)  # calls that each fault looked at
         self._mutex = threading.Lock()
 
     def strike(self, operation: str, *paths: str) -> Fault | None:
@@ -129,8 +130,8 @@ class FaultPlan:
                     continue
                 if not any(fnmatchcase(path, fault.path) for path in paths):
                     continue
-                self._seen[index] += 1
-                seen = self._seen[index]
+                self.seen[index] += 1
+                seen = self.seen[index]
                 if due is None and (seen == fault.at or (fault.forever and seen > fault.at)):
                     due = fault
             self.fired += due is not None
@@ -196,6 +197,10 @@ class FaultFile:
     def truncate(self, length: int) -> None:
         fault = self._plan.strike("truncate", self.path)
         _perform(fault, "truncate", self.path, lambda: self._inner.truncate(length))
+
+    def allocate(self, length: int) -> None:
+        fault = self._plan.strike("allocate", self.path)
+        _perform(fault, "allocate", self.path, lambda: self._inner.allocate(length))
 
     def sync_data(self) -> None:
         self._sync("sync_data", self._inner.sync_data)
@@ -263,6 +268,9 @@ class FaultFilesystem:
 
     def free_bytes(self) -> int:
         return self.inner.free_bytes()
+
+    def total_bytes(self) -> int:
+        return self.inner.total_bytes()
 
     def boot_id(self) -> bytes:
         return self.inner.boot_id()

@@ -65,20 +65,19 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from headrace.core.errors import DataDirLocked
-from headrace.storage.fs import BUFFERS_PER_CALL_MAX, Buffer, parent
+from headrace.storage.fs import parent
 from headrace.testing.diskmodel import (
     DIRECTORY,
     MODES,
     PAGE_BYTES,
     SECTOR_BYTES,
-    Content,
     Dice,
-    Kind,
     Mode,
     Op,
     State,
-    crash,
 )
+from headrace.testing.powerloss import crash
+from headrace.testing.simfile import SimFile, SimLock, disk_error
 
 __all__ = [
     "MODES",
@@ -102,107 +101,6 @@ class Crash(NamedTuple):
     position: int
     mode: Mode
     disk: SimDisk
-
-
-def _error(code: int, path: str, why: str = "") -> OSError:
-    return OSError(code, why or errno.errorcode[code], path)
-
-
-class SimFile:
-    """An open file of a `SimDisk`.  It stays usable when renamed or unlinked, as on Linux."""
-
-    __slots__ = ("_disk", "_inode", "_open", "_writable", "path")
-
-    def __init__(self, disk: SimDisk, inode: int, path: str, *, writable: bool) -> None:
-        self._disk = disk
-        self._inode = inode
-        self._open = True
-        self._writable = writable
-        self.path = path
-
-    def _live(self) -> Content:
-        if not self._open:
-            raise _error(errno.EBADF, self.path, "the file is closed")
-        return self._disk._state.nodes[self._inode].live
-
-    def _record(self, kind: Kind, offset: int = 0, data: bytes = b"") -> None:
-        # Zeros of a page or more are kept as a length: files are zeroed ahead of use.
-        zeros = len(data) >= PAGE_BYTES and not data[0] and data == bytes(len(data))
-        kept = None if zeros else data
-        self._disk._record(Op(kind, self.path, self._inode, offset, len(data), kept))
-
-    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
-        data = b"".join(buffers[:BUFFERS_PER_CALL_MAX])
-        with self._disk._mutex:
-            content = self._live()
-            if not self._writable:
-                raise _error(errno.EBADF, self.path, "the file is open for reading")
-            if offset < 0:
-                raise _error(errno.EINVAL, self.path)
-            growth = offset + len(data) - content.size
-            if data and growth > 0:
-                excess = max(0, growth - self._disk.free_bytes())
-                data = data[: max(0, len(data) - excess)]
-                if not data:
-                    raise _error(errno.ENOSPC, self.path)
-            if data:
-                self._record("write", offset, data)
-        return len(data)
-
-    def pread(self, length: int, offset: int) -> bytes:
-        with self._disk._mutex:
-            content = self._live()
-            if offset < 0 or length < 0:
-                raise _error(errno.EINVAL, self.path)
-            return content.read(offset, length)
-
-    def pread_nowait(self, length: int, offset: int) -> bytes | None:
-        data = self.pread(length, offset)
-        return data if self._disk.cached and len(data) == length else None
-
-    def size(self) -> int:
-        with self._disk._mutex:
-            return self._live().size
-
-    def truncate(self, length: int) -> None:
-        with self._disk._mutex:
-            content = self._live()
-            if not self._writable or length < 0:
-                raise _error(errno.EINVAL, self.path)
-            if length - content.size > self._disk.free_bytes():
-                raise _error(errno.ENOSPC, self.path)
-            self._record("truncate", length)
-
-    def sync_data(self) -> None:
-        self._sync("sync_data")
-
-    def sync(self) -> None:
-        self._sync("sync")
-
-    def sync_failed(self) -> None:
-        """What a sync that returned EIO leaves behind; the caller raises the error."""
-        self._sync("sync_failed")
-
-    def _sync(self, kind: Kind) -> None:
-        with self._disk._mutex:
-            self._live()
-            self._record(kind)
-
-    def close(self) -> None:
-        self._open = False
-
-
-class SimLock:
-    """A lock on a path of one `SimDisk`."""
-
-    def __init__(self, disk: SimDisk, path: str) -> None:
-        self._disk: SimDisk | None = disk
-        self._path = path
-
-    def release(self) -> None:
-        if self._disk is not None:
-            disk, self._disk = self._disk, None
-            disk._locks.discard(self._path)
 
 
 class SimDisk:
@@ -389,9 +287,9 @@ class SimDisk:
     def _file(self, path: str) -> int:
         inode = self._lookup(path)
         if inode is None:
-            raise _error(errno.ENOENT, path)
+            raise disk_error(errno.ENOENT, path)
         if inode == DIRECTORY:
-            raise _error(errno.EISDIR, path)
+            raise disk_error(errno.EISDIR, path)
         return inode
 
     def _lookup(self, path: str) -> int | None:
@@ -402,18 +300,18 @@ class SimDisk:
             assert not path or not {"", ".", ".."} & set(parts), f"not a plain path: {path}"
             for count in range(1, len(parts)):
                 if self._state.names.get("/".join(parts[:count])):
-                    raise _error(errno.ENOTDIR, path)
+                    raise disk_error(errno.ENOTDIR, path)
         return inode
 
     def _directory(self, path: str) -> None:
         inode = self._lookup(path)
         if inode != DIRECTORY:
-            raise _error(errno.ENOENT if inode is None else errno.ENOTDIR, path)
+            raise disk_error(errno.ENOENT if inode is None else errno.ENOTDIR, path)
 
     def create(self, path: str) -> SimFile:
         with self._mutex:
             if self._lookup(path) is not None:
-                raise _error(errno.EEXIST, path)
+                raise disk_error(errno.EEXIST, path)
             self._directory(parent(path))
             inode = self._state.inode_next
             self._record(Op("create", path, inode))
@@ -449,18 +347,18 @@ class SimDisk:
                     self._record(Op("mkdir", directory))
                     self._record(Op("sync_dir", parent(directory)))
                 elif inode != DIRECTORY:
-                    raise _error(errno.EEXIST, directory)
+                    raise disk_error(errno.EEXIST, directory)
 
     def rename(self, source: str, target: str) -> None:
         with self._mutex:
             inode = self._lookup(source)
             if inode == DIRECTORY:
-                raise _error(errno.EINVAL, source, "SimDisk does not rename directories")
+                raise disk_error(errno.EINVAL, source, "SimDisk does not rename directories")
             inode = self._file(source)
             self._directory(parent(target))
             replaced = self._lookup(target)
             if replaced == DIRECTORY:
-                raise _error(errno.EISDIR, target)
+                raise disk_error(errno.EISDIR, target)
             if replaced != inode:
                 self._record(Op("rename", source, inode, target=target))
 
@@ -490,6 +388,9 @@ class SimDisk:
             nodes = self._state.nodes
             inodes = set(self._state.names.values()) - {DIRECTORY}
             return max(0, self.space_bytes - sum(nodes[i].live.size for i in inodes))
+
+    def total_bytes(self) -> int:
+        return self.space_bytes
 
     def boot_id(self) -> bytes:
         return self._boot_id

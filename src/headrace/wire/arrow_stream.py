@@ -1,4 +1,4 @@
-"""Arrow IPC streams from strangers: read so that no byte of one can hurt.
+"""Arrow IPC streams from clients: read so that no byte of one can do harm.
 
 Only this file hands a client's bytes to Arrow.  Arrow itself checks the frame of each message; what
 it would believe is checked here before anything follows an offset: the columns are of types that
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa
 
 from headrace.core.errors import BatchTooLarge, InvalidRequest
-from headrace.storage.segment import Column
+from headrace.storage.segment.format import Column
 
 # What many small record batches would cost is time on the loop thread.
 RECORD_BATCHES_MAX = 1_024
@@ -67,7 +67,7 @@ def read_columns(
 def _read(
     stream: pa.RecordBatchStreamReader, batches: int, rows_max: int
 ) -> Sequence[pa.RecordBatch]:
-    """Every record batch, validated."""
+    """Read every record batch and validate it."""
     read = []
     rows = 0
     for _ in range(batches):

@@ -1,7 +1,7 @@
 """Deadlines of many waiting requests, by one timer.
 
-A long poll that is answered early leaves nothing behind: its deadline is taken back.  Deadlines are
-kept to `STEP_MS`, never early.
+A long poll that is answered early cancels its deadline.  A deadline is met within `STEP_MS`, never
+early.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STEP_MS = 5
 
 
 class Deadline:
-    """One deadline; `thunk` is None once it was called or taken back."""
+    """One deadline; `thunk` is None once it was called or cancelled."""
 
     __slots__ = ("thunk",)
 

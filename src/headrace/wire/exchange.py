@@ -1,22 +1,25 @@
 """One request and the way to answer it: the seam between the transports and the dialects.
 
 A transport (HTTP/1.1, HTTP/2) makes an `Exchange` for each request; a handler answers it once, now
-or later, with `answer`, `fail`, `stream` or `tunnel`.  Nothing here knows sockets, and nothing in a
-handler knows which transport it serves.
+or later, with `answer`, `answer_parts`, `fail`, `stream` or `tunnel`.  Nothing here knows sockets,
+and nothing in a handler knows which transport it serves.
 
 A stream is an `Outlet`.  It holds no queue: a handler writes while there is `room`, and goes on
-when `on_room` is called.
+when `on_room` is called.  A request body that its handler takes in pieces is held back the same
+way, by `pause_body` and `resume_body`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from headrace.core.errors import HeadraceError, Internal
+from headrace.core.error_frames import without_frames
+from headrace.core.errors import HeadraceError, Internal, OutOfResources
 
 if TYPE_CHECKING:
+    from headrace.storage.fs import File
     from headrace.wire.routes import Route
 
 log = logging.getLogger("headrace.wire")
@@ -25,9 +28,22 @@ JSON: Final = b"application/json"
 ARROW_STREAM: Final = b"application/vnd.apache.arrow.stream"
 EVENT_STREAM: Final = b"text/event-stream"
 
+_READS: Final = frozenset({"read"})
+
 # Names in lower case.  Values are single lines: `answer` takes nothing else.
 Header = tuple[bytes, bytes]
 Headers = Sequence[Header]
+
+
+class FileRange(NamedTuple):
+    """`length` bytes of an open file, from `offset` on: a part of an answer."""
+
+    file: File
+    offset: int
+    length: int
+
+
+Part = bytes | FileRange
 
 
 class Key(Protocol):
@@ -67,6 +83,13 @@ class Outlet:
         """End the response after what was written; `on_closed` is not called for it."""
         raise NotImplementedError
 
+    def abort(self) -> None:
+        """Break the response off, so that the client sees that it is not whole.
+
+        Over HTTP/1.1 that ends the connection, over HTTP/2 the stream; `on_closed` is called.
+        """
+        raise NotImplementedError
+
 
 class Exchange:
     """A request.  `body` is whole and decompressed, unless the route takes it as a stream."""
@@ -77,11 +100,14 @@ class Exchange:
     route: Route | None = None
     key: Key | None = None
     answered: bool = False
-    # Of a route that takes its body as a stream: each piece, and b"" at the end.
+    streamed: bool = False  # the handler takes the body as it arrives
+    long_lived: bool = False  # decided for this request, not by its route alone
+    # Of a request whose body is streamed: each piece, and b"" at the end.  What arrives before this
+    # is set waits.
     on_body: Callable[[bytes], None] | None = None
-    # The client went away before there was an answer.
+    # The client left before there was an answer.
     on_abort: Callable[[], None] | None = None
-    # The answer, or the stream, has come to its end; for whoever counts.
+    # The answer, or the stream, has come to its end; the application counts it.
     on_answered: Callable[[Exchange, int], None] | None = None
 
     def __init__(
@@ -97,12 +123,38 @@ class Exchange:
         """A header's value as text; "" when it is not there."""
         return self.headers.get(name, b"").decode("latin-1")
 
+    # A streamed body
+
+    def pause_body(self) -> None:
+        """Call `on_body` no more until `resume_body`, and let the client wait.
+
+        A bounded number of bytes is taken in meanwhile; time-outs for slow bodies stand still.
+        Over HTTP/1.1 a client that resets its connection is noticed within about a second, one
+        that merely ends it only after `resume_body`: it may have sent all of the body before.
+        """
+        raise NotImplementedError
+
+    def resume_body(self) -> None:
+        """Call `on_body` again, from the next turn of the loop on."""
+        raise NotImplementedError
+
     # Answers: exactly one of these is called, once.
 
     def answer(
         self, status: int, body: bytes, content_type: bytes = JSON, headers: Headers = ()
     ) -> None:
         """Answer with a whole body."""
+        raise NotImplementedError
+
+    def answer_parts(
+        self, status: int, parts: Sequence[Part], content_type: bytes = JSON, headers: Headers = ()
+    ) -> None:
+        """Answer with a body of known length: bytes and ranges of open files, one after another.
+
+        The files now belong to the answer, which closes each when it is over, however it ends.
+        Nothing is compressed.  A file that cannot be read to the end of its range breaks the
+        answer off: the client never gets a short or padded body that looks whole.
+        """
         raise NotImplementedError
 
     def stream(self, content_type: bytes, headers: Headers = ()) -> Outlet:
@@ -120,30 +172,24 @@ class Exchange:
 
     def fail(self, error: BaseException) -> None:
         """Answer with an error, in the form of the route's dialect."""
+        without_frames(error)
         if self.answered:
             log.error("an error after the answer to %s %s: %r", self.method, self.path, error)
             return
-        if not isinstance(error, HeadraceError):
+        if isinstance(error, MemoryError):
+            # What only reads has changed nothing; of the rest nothing is known here.
+            reads = self.route is not None and self.route.scopes == _READS
+            error = OutOfResources.told("nothing" if reads else "unknown")
+        elif not isinstance(error, HeadraceError):
             log.error("%s %s failed", self.method, self.path, exc_info=error)
             error = Internal(
                 "the server met an error of its own",
                 fix="see the server's log; if it says nothing of help, report it",
             )
         assert self.route is not None
-        reply = self.route.dialect.failure(error)
-        self.answer(*reply)
+        self.answer(*self.route.dialect.failure(error, self))
 
 
 # status, body, content type, headers: the arguments of `answer`
 Reply = tuple[int, bytes, bytes, Headers]
 Handler = Callable[[Exchange], None]
-
-
-class Dialect(Protocol):
-    """What differs between the protocols of one port."""
-
-    name: str
-
-    def failure(self, error: HeadraceError) -> Reply:
-        """An error in the form of this dialect."""
-        ...

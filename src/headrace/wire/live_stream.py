@@ -1,300 +1,252 @@
-"""A live stream, whatever its protocol: what it reads next, when it may write, when it is too slow.
+"""A live stream of any dialect: when it writes, beats, and is closed because it is too slow.
 
-Only this file turns rounds of the hub into pages that are sent.  Nothing is queued: a page is read
-when the transport has room for it, so that a slow reader reads the log at its own pace.  A stream
-that has nothing to say beats from time to time; one that takes nothing for
-`slow_consumer_timeout_ms` is told so and closed.  How things look is the business of the protocols:
-`native_watch_stream.py` and `native_ws.py`.
+Only this file connects followers of topics to transports.  The engine hands a stream its next page
+(`engine/live/`); the stream has its dialect's `StreamEncoder` turn the page into bytes, and writes
+them.  Nothing is queued: while the transport has no room the stream takes no page, so that a slow
+client reads the log at its own pace.  A stream with nothing to say sends heartbeats; one that takes
+nothing for `slow_consumer_timeout_ms` is told so and closed.  A topic that cannot be read is told
+and left, and the stream goes on with the others; if the reason passes by itself, the topic is tried
+again every `RETRY_MS`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Generic, NamedTuple
 
 from headrace.core.errors import HeadraceError, Throttled
-from headrace.engine.live import UNKNOWN, Feed, Follower, LiveHub, Shared, is_gone
-from headrace.engine.scheduling.priority import PRIORITY_MAX, priority_of
+from headrace.engine.live.follower import Follower, Subscription, ViewT
+from headrace.engine.live.pages import SharedPage
+from headrace.engine.scheduling.priority import PRIORITY_MAX
 from headrace.engine.scheduling.turns import VISIT_STEP_MS
-from headrace.engine.topic import Topic
-from headrace.wire.exchange import Outlet
-from headrace.wire.live_json import View
-from headrace.wire.metrics import Metrics
+from headrace.wire.exchange import Key, Outlet
+from headrace.wire.open_streams import OpenStreams
+
+# How long until a topic is tried again that could not be read, for a reason that passes by itself.
+RETRY_MS: Final = 5_000
 
 
-class Place:
-    """Where a reader is in one topic."""
+class StreamEncoder(Generic[ViewT]):
+    """What a dialect's streams say, as bytes of its protocol; b"" says nothing.
 
-    __slots__ = ("coded", "cursor", "epoch", "name")
+    A stream has an encoder of its own, so an encoder may know where its client is.  What is the
+    same for all streams at one place belongs into `SharedPage.encoded`, so that it is made once.
+    """
 
-    def __init__(self, name: str, epoch: int, cursor: int) -> None:
-        self.name = name
-        self.epoch = epoch
-        self.cursor = cursor
-        self.coded: bytes | None = None  # its part of an id, until it moves
+    __slots__ = ()
+    dialect: str  # its name in metrics
 
-    def copy(self) -> Place:
-        return Place(self.name, self.epoch, self.cursor)
+    def page(self, subscription: Subscription[ViewT], shared: SharedPage) -> bytes:
+        """Return a page: what was lost before it, its records, and whether it reaches the tail.
 
-    def move(self, epoch: int, cursor: int) -> None:
-        """Be somewhere else."""
-        if cursor != self.cursor or epoch != self.epoch:
-            self.epoch, self.cursor, self.coded = epoch, cursor, None
+        The position is still the one that the page was read from.
+        """
+        raise NotImplementedError
 
+    def gone(self, subscription: Subscription[ViewT], head_seq: int) -> bytes:
+        """Return that a topic was deleted."""
+        raise NotImplementedError
 
-class Followed:
-    """One topic of a stream."""
+    def delayed(self, subscription: Subscription[ViewT], ms_max: int) -> bytes:
+        """Return that new records of a topic are held back for at most `ms_max`."""
+        raise NotImplementedError
 
-    __slots__ = ("feed", "fetching", "first", "place", "shared", "view")
+    def topic_failed(
+        self, subscription: Subscription[ViewT], error: BaseException, retry_ms: int
+    ) -> bytes:
+        """Return why a topic cannot be read; it is tried again after `retry_ms`, 0: not at all."""
+        raise NotImplementedError
 
-    def __init__(self, place: Place, view: View, feed: Feed | None) -> None:
-        self.place = place
-        self.view = view
-        self.feed = feed  # None: the topic was gone when it was to be followed
-        self.first = True  # nothing was read of it on this connection
-        self.fetching: tuple[int, int] | None = None  # from which (cursor, epoch)
-        self.shared: Shared | None = None  # what was fetched
+    def heartbeat(self, now_ms: int) -> bytes:
+        """Return that the stream is alive."""
+        raise NotImplementedError
 
+    def error(self, error: BaseException) -> bytes:
+        """Return why the stream ends."""
+        raise NotImplementedError
 
-class Common:
-    """What all streams of one API share: the hub, and how long to wait for what."""
-
-    __slots__ = ("hub", "metrics", "slow_timeout_ms")
-
-    def __init__(self, hub: LiveHub, metrics: Metrics, slow_timeout_ms: int) -> None:
-        self.hub = hub
-        self.metrics = metrics
-        self.slow_timeout_ms = slow_timeout_ms
+    def stopping(self) -> bytes:
+        """Return that the stream ends because the server stops."""
+        raise NotImplementedError
 
 
-class LiveStream(Follower):
+class StreamClient(NamedTuple):
+    """Whose a stream is: where its bytes go, its key, and how long it may hear nothing."""
+
+    outlet: Outlet
+    key: Key | None
+    heartbeat_ms: int
+
+
+class LiveStream(Follower[ViewT]):
     """One open stream."""
 
     __slots__ = (
-        "_backlog",
-        "_beat_due",
-        "_common",
-        "_followed",
+        "_encoder",
+        "_heartbeat_due",
+        "_heartbeat_ms",
+        "_metrics",
         "_outlet",
+        "_retry_asked",
+        "_streams",
         "_written_ms",
         "closed",
+        "key",
+        "retrying",
     )
+    kind = "sse"  # in metrics
 
-    def __init__(self, common: Common, outlet: Outlet) -> None:
-        super().__init__()
-        self._common = common
-        self._outlet = outlet
-        self._followed: dict[Feed, Followed] = {}
-        self._backlog: dict[Followed, None] = {}  # what may have something to send
-        self._beat_due = False
-        self._written_ms = common.hub.turns.now_ms
+    def __init__(
+        self, streams: OpenStreams, encoder: StreamEncoder[ViewT], client: StreamClient
+    ) -> None:
+        super().__init__(streams.hub)
+        self.key = client.key
         self.closed = False
+        self.retrying: dict[Subscription[ViewT], None] = {}  # left, and to be tried again
+        self._retry_asked = False
+        self._streams = streams
+        self._metrics = streams.metrics
+        self._encoder = encoder
+        self._outlet = client.outlet
+        self._heartbeat_ms = client.heartbeat_ms
+        self._heartbeat_due = False
+        self._written_ms = streams.hub.turns.now_ms
+        streams.opened(self)
 
-    # What a protocol adds
+    # What a dialect adds
 
-    @property
-    def beat_ms(self) -> int:
-        """How long a stream may be silent."""
-        raise NotImplementedError
+    def told_gone(self, subscription: Subscription[ViewT]) -> None:
+        """The client was told that a topic is gone."""
 
-    def send_page(self, followed: Followed, shared: Shared) -> None:
-        """Send a page; the place is moved to its end afterwards, at the latest."""
-        raise NotImplementedError
-
-    def send_gone(self, followed: Followed, head_seq: int) -> None:
-        """A topic is gone, and not followed any more."""
-        raise NotImplementedError
-
-    def send_paced(self, followed: Followed, ms_max: int) -> None:
-        """Say that what is new in a topic is held back, for so long at most."""
-        raise NotImplementedError
-
-    def send_beat(self) -> None:
-        """Say that the stream is alive."""
-        raise NotImplementedError
-
-    def fail(self, error: BaseException) -> None:
-        """Say why the stream ends, and end it."""
-        raise NotImplementedError
+    def told_failed(self, subscription: Subscription[ViewT]) -> None:
+        """The client was told that a topic cannot be read, and is not tried again."""
 
     def ended(self) -> None:
-        """The stream has ended: give back what it held."""
-        raise NotImplementedError
+        """The stream has ended: give back what else it held."""
 
     # Beginning
 
     def begin(self) -> None:
         """Wait for room and for the client to go."""
-        outlet, hub = self._outlet, self._common.hub
+        outlet, hub = self._outlet, self._hub
         outlet.on_closed = self.end
-        outlet.on_room = self._room
+        outlet.on_room = self.room_again
         hub.turns.enqueue(self)
         hub.visits.add(self, self._next_visit(self._written_ms))
 
-    def follow(self, place: Place, view: View, topic: Topic | None) -> Followed:
-        """Read on in a topic from a place."""
-        feed = None
-        if topic is not None:
-            feed = self._common.hub.follow(topic, self, strong=view.wishes.strong)
-        followed = Followed(place, view, feed)
-        if feed is not None:
-            self._followed[feed] = followed
-        self._backlog[followed] = None
-        self._common.hub.turns.enqueue(self)
-        return followed
+    # What the engine hands over
 
-    def leave(self, followed: Followed) -> None:
-        """Read no further in a topic."""
-        self._backlog.pop(followed, None)
-        feed = followed.feed
-        if feed is not None and self._followed.pop(feed, None) is not None:
-            feed.remove(self, followed.view.wishes.strong)
+    @property
+    def ready(self) -> bool:
+        return self._outlet.room
+
+    def deliver(self, subscription: Subscription[ViewT], shared: SharedPage) -> None:
+        data = self._encoder.page(subscription, shared)
+        if data:
+            self.write(data)
+        self._metrics.delivered(self._encoder.dialect, shared.count, shared.lag)
+
+    def topic_gone(self, subscription: Subscription[ViewT], head_seq: int) -> None:
+        self.write(self._encoder.gone(subscription, head_seq))
+        self.told_gone(subscription)
+
+    def topic_delayed(self, subscription: Subscription[ViewT], ms_max: int) -> None:
+        self._metrics.watch_paced()
+        self.write(self._encoder.delayed(subscription, ms_max))
+
+    def topic_failed(self, subscription: Subscription[ViewT], error: BaseException) -> None:
+        if self.closed:
+            return
+        self._metrics.failed(error)
+        passes = isinstance(error, HeadraceError) and error.retryable
+        self.write(self._encoder.topic_failed(subscription, error, RETRY_MS if passes else 0))
+        if not passes:
+            self.told_failed(subscription)
+            return
+        self.retrying[subscription] = None
+        if not self._retry_asked:
+            self._retry_asked = True
+            self._hub.engine.runtime.later(RETRY_MS, self._retry)
+
+    def _retry(self) -> None:
+        """Try the topics again that could not be read."""
+        self._retry_asked = False
+        failed, self.retrying = self.retrying, {}
+        for subscription in failed:
+            self.follow_again(subscription)
+
+    def leave(self, subscription: Subscription[ViewT]) -> None:
+        self.retrying.pop(subscription, None)
+        super().leave(subscription)
+
+    def leave_all(self) -> None:
+        super().leave_all()
+        self.retrying.clear()
 
     # Turns
 
     @property
     def priority(self) -> int:
-        # What it lags behind is read at the pace of its reader, and never held back: only what is
-        # new can be.
-        core = self._common.hub.engine.core
-        for followed in self._backlog:
-            if followed.feed is not None and not self._beat_due:
-                return max(priority_of(followed.feed.topic, core.clock.now_ms()), 0)
-        return PRIORITY_MAX
+        return PRIORITY_MAX if self._heartbeat_due else super().priority
 
-    def paced(self, feed: Feed, ms_max: int) -> None:
-        followed = self._followed.get(feed)
-        if followed is None or not self._outlet.room or followed.place.cursor >= feed.topic.head:
-            return  # nothing waits for it
-        self._common.metrics.watch_paced()
-        self.send_paced(followed, ms_max)
-
-    def _room(self) -> None:
-        if self._backlog or self._beat_due:
-            self._common.hub.turns.enqueue(self)
-
-    def arrived(self, feed: Feed) -> None:
-        followed = self._followed.get(feed)
-        if followed is None:
-            return
-        if self._backlog or not self._outlet.room or not self._deliver(followed):
-            self._backlog[followed] = None
-            self._common.hub.turns.enqueue(self)
+    def room_again(self) -> None:
+        """Go on: the transport has room again."""
+        if self.backlog or self._heartbeat_due:
+            self._hub.turns.enqueue(self)
 
     def step(self) -> bool:
-        if self.closed or not self._outlet.room:
-            return False
-        if self._beat_due:
-            self._beat_due = False
-            self.send_beat()
-        for followed in self._backlog:
-            if followed.fetching is None or followed.shared is not None:
-                break
-        else:
-            return False
-        if self._deliver(followed):
-            self._backlog.pop(followed, None)
-        return bool(self._backlog) and not self.closed
+        if self._heartbeat_due and self._outlet.room:
+            self._heartbeat_due = False
+            self.send_heartbeat()
+        return super().step()
 
-    def fetched(self, feed: Feed, shared: Shared | None, error: BaseException | None) -> None:
-        followed = self._followed.get(feed)
-        if followed is None or followed.fetching is None:
-            return
-        followed.shared = shared
-        if shared is None:
-            followed.fetching = None
-            if error is not None and not is_gone(error):
-                self.fail(error)
-        self._common.hub.turns.enqueue(self)
-
-    # Delivery
-
-    def _deliver(self, followed: Followed) -> bool:
-        """Send the next page of a topic; whether there is nothing more to send now."""
-        feed, place, wishes = followed.feed, followed.place, followed.view.wishes
-        if feed is None or not feed.topic.live:
-            self._gone(followed)
-            return True
-        topic = feed.topic
-        if wishes.strong and feed.sync_refusal is not None:
-            self.fail(feed.sync_refusal)
-            return True
-        end = feed.end(wishes)
-        same = place.epoch == topic.epoch
-        if same and place.cursor == end and not followed.first:
-            return True
-        if wishes.strong and (end == UNKNOWN or (same and end < place.cursor <= topic.head)):
-            return True  # nothing that is on disk; there will be a round when more is
-        shared = self._page(followed, feed)
-        if shared is None:
-            return followed.fetching is None
-        page = shared.page
-        if page.epoch != topic.epoch:
-            return True  # another topic has the name: that ours is gone will be heard soon
-        self.send_page(followed, shared)
-        cursor = page.next_from_seq
-        self._common.metrics.delivered("native", shared.count, page.head_seq - cursor)
-        place.move(page.epoch, cursor)
-        followed.first = False
-        return cursor == feed.end(wishes)
-
-    def _page(self, followed: Followed, feed: Feed) -> Shared | None:
-        """The next page; None when it has to be fetched, or cannot be had."""
-        place = followed.place
-        here = (place.cursor, place.epoch)
-        if followed.fetching is not None:
-            shared, followed.shared = followed.shared, None
-            fetched_at, followed.fetching = followed.fetching, None
-            # Not a page of where it was before it moved.
-            if shared is not None and fetched_at == here:
-                return shared
-        try:
-            shared = feed.read(place.cursor, place.epoch, followed.view.wishes, self)
-        except (HeadraceError, OSError) as error:
-            if not is_gone(error):
-                self.fail(error)
-            return None
-        if shared is None:
-            followed.fetching = here
-            self._backlog[followed] = None
-        return shared
-
-    def _gone(self, followed: Followed) -> None:
-        feed = followed.feed
-        head_seq = followed.place.cursor if feed is None else feed.topic.head
-        self.leave(followed)
-        self.send_gone(followed, head_seq)
+    def send_heartbeat(self) -> None:
+        """Say that the stream is alive."""
+        self.write(self._encoder.heartbeat(self._hub.now_ms()))
 
     def write(self, data: bytes) -> None:
         """Write bytes of the protocol."""
-        turns = self._common.hub.turns
+        turns = self._hub.turns
         turns.wrote()
         self._written_ms = turns.started_ms
-        self._beat_due = False
+        self._heartbeat_due = False
         self._outlet.write(data)
 
     # Time
 
     def _next_visit(self, now_ms: int) -> int:
-        return now_ms + min(self.beat_ms, self._common.slow_timeout_ms)
+        return now_ms + min(self._heartbeat_ms, self._streams.slow_timeout_ms)
 
     def visit(self, now_ms: int) -> int | None:
         if self.closed:
             return None
-        timeout_ms, stuck_ms = self._common.slow_timeout_ms, self._outlet.stuck_ms
+        timeout_ms, stuck_ms = self._streams.slow_timeout_ms, self._outlet.stuck_ms
         if stuck_ms >= timeout_ms:
-            self._common.metrics.watch_dropped("slow_consumer")
+            self._metrics.watch_dropped("slow_consumer")
             self.fail(too_slow(timeout_ms))
             return None
         if not self._outlet.room:
-            return now_ms + min(timeout_ms - stuck_ms + VISIT_STEP_MS, self.beat_ms)
-        due_ms = self._written_ms + self.beat_ms
+            return now_ms + min(timeout_ms - stuck_ms + VISIT_STEP_MS, self._heartbeat_ms)
+        due_ms = self._written_ms + self._heartbeat_ms
         if due_ms - VISIT_STEP_MS <= now_ms:
-            self._beat_due = True
-            self._common.hub.turns.enqueue(self)
+            self._heartbeat_due = True
+            self._hub.turns.enqueue(self)
             return self._next_visit(now_ms)
         return min(due_ms, self._next_visit(now_ms))
 
     # The end
+
+    def fail(self, error: BaseException) -> None:
+        """Say why the stream ends, and end it."""
+        if not self.closed:
+            self.write(self._encoder.error(error))
+            self.finish()
+
+    def stop(self) -> None:
+        """Say that the server stops, and end the stream."""
+        if not self.closed:
+            self._metrics.watch_dropped("shutdown")
+            self.write(self._encoder.stopping())
+            self.finish()
 
     def finish(self) -> None:
         """End the stream after what was written."""
@@ -306,20 +258,19 @@ class LiveStream(Follower):
         self.finish()
 
     def end(self) -> None:
-        """Leave nothing behind; the transport is closed or about to be."""
+        """Let go of everything; the transport is closed or about to be."""
         if self.closed:
             return
         self.closed = True
-        for followed in list(self._followed.values()):
-            self.leave(followed)
-        self._backlog.clear()
+        self.leave_all()
         outlet, self._outlet = self._outlet, NO_OUTLET
         outlet.on_closed = outlet.on_room = outlet.on_data = None
+        self._streams.closed(self)
         self.ended()
 
 
 class _NoOutlet(Outlet):
-    """Stands for a transport that was let go of."""
+    """Stands for the transport of a stream that has ended."""
 
     __slots__ = ()
 
@@ -342,7 +293,7 @@ NO_OUTLET: Final = _NoOutlet()
 
 
 def too_slow(timeout_ms: int) -> HeadraceError:
-    """Why a stream that is not read is closed."""
+    """Return why a stream that is not read is closed."""
     return Throttled(
         f"the stream was not read for {timeout_ms} ms",
         fix="read faster, or ask for less; reconnect to go on where it stopped",

@@ -2,12 +2,13 @@
 
 Only this file knows frames.  Parsing, pings, fragments and the closing handshake are the sans-I/O
 protocol of `websockets`; a text frame of a server is a short header and the text, so a message that
-goes to many connections is framed once.  Compression is not offered: it would be paid for each
-connection anew.
+goes to many connections is framed once.  Compression is not offered: each connection would have to
+compress the same message by itself.
 """
 
 from __future__ import annotations
 
+import logging
 from base64 import b64decode
 from binascii import Error as Base64Error
 from typing import Final
@@ -60,13 +61,25 @@ def text_frame(text: bytes) -> bytes:
     return b"\x81\x7f%b%b" % (length.to_bytes(8, "big"), text)
 
 
+class _Unexpected(logging.Filter):
+    """Lets nothing be said of a lack of memory, which is an answer and no bug."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, MemoryError)
+
+
+_log: Final = logging.getLogger("headrace.websocket")
+_log.addFilter(_Unexpected())
+
+
 class Incoming:
     """What a client sends, as messages."""
 
     __slots__ = ("_parts", "_protocol", "_text")
 
     def __init__(self, message_bytes_max: int) -> None:
-        self._protocol = Protocol(SERVER, max_size=message_bytes_max)
+        self._protocol = Protocol(SERVER, max_size=message_bytes_max, logger=_log)
         self._parts: list[bytes] = []
         self._text = True
 
@@ -76,6 +89,9 @@ class Incoming:
             self._protocol.receive_data(data)
         else:
             self._protocol.receive_eof()
+        failure = self._protocol.parser_exc
+        if failure is not None:
+            failure.__traceback__ = None  # its frames refer to the protocol, which refers to it
         messages = []
         for frame in self._protocol.events_received():
             opcode = getattr(frame, "opcode", None)
@@ -88,6 +104,11 @@ class Incoming:
                 messages.append((self._text, b"".join(self._parts)))
                 self._parts.clear()
         return messages
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the protocol ended because there was no memory for a message."""
+        return isinstance(self._protocol.parser_exc, MemoryError)
 
     def to_send(self) -> tuple[bytes, bool]:
         """What the protocol itself has to send, and whether that is the end."""

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import feeding
+from headrace.cli import loading as feeding
 from headrace.cli.main import main
 from headrace.client import Client
 from headrace.core.errors import Unreachable
-from headrace.lake.feeding import Fed
-from headrace.lake.layout import Lake
+from headrace.lake.loading.producers import Fed
+from headrace.lake.tables.layout import Lake
 from headrace.testing.process import ServerProcess
-from tests.test_docs import BLOCK, ROOT
-from tests.unit.lake.lakes import Bench
+from tests.support.checkout import ROOT
+from tests.support.documented_examples import BLOCK
+from tests.support.lakes import Bench
 
 Capture = pytest.CaptureFixture[str]
 

@@ -12,9 +12,9 @@ from headrace.cli.lake_replay import seqs_of
 from headrace.cli.main import main
 from headrace.client import Client
 from headrace.core.errors import ConfigError
-from headrace.lake.layout import Lake
+from headrace.lake.tables.layout import Lake
 from headrace.testing.process import ServerProcess
-from tests.unit.lake.lakes import Bench
+from tests.support.lakes import Bench
 
 Capture = pytest.CaptureFixture[str]
 

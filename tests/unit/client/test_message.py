@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,8 +13,7 @@ import pytest
 from headrace.client import AsyncClient, Client, Draft, Producer
 from headrace.client.message import Address, Heads, ResponseReader
 from headrace.core.errors import InvalidRequest, Unreachable
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.checkout import ROOT
 
 
 def test_the_synchronous_client_is_what_the_generator_writes() -> None:
@@ -26,9 +24,9 @@ def test_the_synchronous_client_is_what_the_generator_writes() -> None:
 
 def test_both_clients_have_the_same_calls() -> None:
     def calls(kind: type) -> set[str]:
-        return {name for name in vars(kind) if not name.startswith("_")}
+        return {name for name in dir(kind) if not name.startswith("_")}
 
-    assert calls(Client) == calls(AsyncClient) >= {"append", "diff", "follow", "segments"}
+    assert calls(Client) == calls(AsyncClient) >= {"append", "diff", "follow", "segments", "ack"}
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from headrace.api.topics import CONFIG_FIELDS
 from headrace.client import Client, Draft, Record
-from headrace.client.models import CONFIG_FIELDS
 from headrace.core.errors import InvalidRequest
-from headrace.engine.topic_config import TopicConfig
+from headrace.engine.topics.config import TopicConfig
 
 
 def record_of(text: str) -> Record:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from headrace.core.clock import ManualClock, SystemClock
-from headrace.core.runtime import LoopRuntime, StepRuntime, ThreadRuntime, Ticket
+from headrace.core.runtime import StepRuntime, Ticket
+from headrace.core.thread_runtime import LoopRuntime, ThreadRuntime
 
 # Tickets
 
@@ -354,3 +355,22 @@ def test_a_delayed_submit_after_the_close_is_quiet() -> None:
         return problems
 
     assert asyncio.run(main()) == []
+
+
+def test_a_lane_without_a_thread_is_no_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is put where nobody takes it: the next one who asks tries again to start it."""
+    runtime = ThreadRuntime()
+
+    def no_room(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_room)
+        with pytest.raises(MemoryError):
+            runtime.submit("lane", lambda: 1, lambda value, error: None)
+    runtime.drain()  # waits for nothing
+    done: list[object] = []
+    runtime.submit("lane", lambda: 1, lambda value, error: done.append(value))
+    runtime.drain()
+    assert done == [1]
+    runtime.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,9 @@ from headrace import Batch, Engine, ProducerClaim, Settings
 from headrace.core.clock import ManualClock
 from headrace.core.errors import DataDirLocked, TopicNotFound
 from headrace.testing.simdisk import SimDisk
+from tests.support.engines import Start
+from tests.support.seqs import seqs_of_page
 
-Start = Callable[..., Engine]
 MIB = 1 << 20
 
 
@@ -58,7 +58,7 @@ def test_a_synchronous_program(tmp_path: Path, durability: str) -> None:
 def test_many_appends_share_syncs(tmp_path: Path) -> None:
     with opened(tmp_path) as engine:
         engine.put_topic("t", {"durability": "fsync"}).result()
-        shard = engine.core.shards[0]
+        shard = engine.state.shards[0]
         before = shard.syncs_total
         tickets = [engine.append("t", [b"%d" % n]) for n in range(500)]
         assert [ticket.result().first_seq for ticket in tickets] == list(range(1, 501))
@@ -75,7 +75,7 @@ def test_checkpoints_and_cold_reads_with_real_threads(tmp_path: Path) -> None:
             engine.checkpoint().result()
         expected = [b"%d-%d" % (part, n) for part in range(6) for n in range(50)]
         assert data(engine) == expected
-        engine.core.forget_blocks(engine.core.topic("t"))
+        engine.state.forget_blocks(engine.state.topic("t"))
         assert data(engine) == expected
     with opened(tmp_path / "hot", **settings) as engine:
         assert data(engine) == expected
@@ -172,7 +172,7 @@ def test_an_asyncio_program(tmp_path: Path) -> None:
         while len(seqs) < count:
             await engine.wait("t", cursor)
             page = await engine.read("t", cursor)
-            seqs += [record.seq for record in page.records]
+            seqs += seqs_of_page(page)
             cursor = page.next_from_seq
         return seqs
 
@@ -228,7 +228,7 @@ def test_closing_answers_what_is_under_way(start: Start) -> None:
     engine.close()
     assert [ticket.result().first_seq for ticket in tickets] == [1, 2, 3, 4, 5]
     assert checkpoint.done
-    reopened = start(engine.core.fs)
+    reopened = start(engine.state.fs)
     assert reopened.topic("t").count == 5
 
 
@@ -236,10 +236,10 @@ def test_closing_twice_is_closing_once(start: Start) -> None:
     engine = start()
     engine.append("t", [1]).result()
     engine.close()
-    position = engine.core.fs.position  # type: ignore[attr-defined]
+    position = engine.state.fs.position  # type: ignore[attr-defined]
     engine.close()
     engine.abandon()
-    assert engine.core.fs.position == position  # type: ignore[attr-defined]
+    assert engine.state.fs.position == position  # type: ignore[attr-defined]
 
 
 # Time

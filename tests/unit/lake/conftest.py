@@ -1,45 +1,8 @@
-"""A server whose topics lie in files, and an empty lake for each test."""
+"""The fixtures of support/lake_servers.py and an object store, for every test of the lake."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from tests.support.lake_servers import bench, server, topic, unsealed, unsealed_server
+from tests.support.object_stores import endpoint
 
-import pytest
-
-from headrace.client import Client
-from headrace.lake.layout import Lake
-from headrace.testing.process import ServerProcess
-from tests.spark.sealing import SETTINGS
-from tests.unit.lake.lakes import Bench
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server"), **SETTINGS) as running:
-        yield running
-
-
-@pytest.fixture
-def bench(server: ServerProcess, tmp_path: Path) -> Iterator[Bench]:
-    with Client(server.url) as client:
-        yield Bench(server, client, Lake(str(tmp_path / "lake")))
-
-
-@pytest.fixture(scope="module")
-def unsealed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("unsealed")) as running:
-        yield running
-
-
-@pytest.fixture
-def unsealed(unsealed_server: ServerProcess, tmp_path: Path) -> Iterator[Bench]:
-    """The same with a server that has everything in memory."""
-    with Client(unsealed_server.url) as client:
-        yield Bench(unsealed_server, client, Lake(str(tmp_path / "lake")))
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """A name that no other test uses."""
-    return "t-" + request.node.name.translate({ord(c): "-" for c in "[]/ :"})
+__all__ = ["bench", "endpoint", "server", "topic", "unsealed", "unsealed_server"]

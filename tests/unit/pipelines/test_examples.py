@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from headrace.api.pipelines import Declaration
 from headrace.cli.pipelines import read_declaration
 from headrace.pipelines import examples
-from headrace.pipelines.declaration import Declaration, check_declaration
-from headrace.pipelines.sql_check import check_sql
+from headrace.pipelines.registry.declaration import check_declaration
+from headrace.pipelines.registry.sql_check import check_sql
 
 
 @pytest.mark.parametrize("name", examples.NAMES)

@@ -8,6 +8,7 @@ import hashlib
 import pytest
 
 from headrace.core.errors import ConfigError
+from headrace.core.settings import Settings
 from headrace.server.auth import ApiKey, KeyRing, bearer_token, query_token, redacted
 
 EVERYTHING = {"read", "write", "delete", "admin"}
@@ -207,3 +208,15 @@ def test_a_query_without_a_token_is_logged_as_it_is(query: str) -> None:
 def test_a_token_is_not_logged(query: str) -> None:
     assert "hush" not in redacted(query)
     assert "(secret)" in redacted(query)
+
+
+def test_what_keys_may_hold() -> None:
+    """Native §1.9d: one entry, and all of them; neither refusal repeats what is in an entry."""
+    settings = Settings(api_key_bytes_max=1_024, api_keys_bytes_max=2_000)
+    long = "s3cret:read:" + "|".join(f"prefix-{n}" for n in range(200))
+    with pytest.raises(ConfigError, match=r"entry 2 .*HEADRACE_API_KEY_BYTES_MAX") as refused:
+        KeyRing.parse(f"k,{long[:1_100]}", settings)
+    assert "prefix-" not in str(refused.value)
+    with pytest.raises(ConfigError, match="HEADRACE_API_KEYS_BYTES_MAX"):
+        KeyRing.parse(",".join(f"key-{n}" for n in range(300)), settings)
+    assert KeyRing.parse("a,b:read:orders:|audit.").held_bytes == 2 * 32 + len("orders:audit.")

@@ -12,13 +12,13 @@ from headrace.core.errors import HeadraceError, TopicNotFound
 from headrace.core.runtime import StepRuntime
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
-from headrace.storage.check import check
-from headrace.storage.findings import Report
-from headrace.storage.merge import MergePolicy
-from headrace.storage.snapshot_files import read_latest
-from headrace.storage.tier import Store
-from headrace.storage.wal_audit import ANYWHERE, WholeBatch, survey, walk_shard
-from headrace.storage.wal_file import discover
+from headrace.storage.files.merge_policy import MergePolicy
+from headrace.storage.files.store import Store
+from headrace.storage.snapshot.chains import read_latest
+from headrace.storage.tools.check import check
+from headrace.storage.tools.findings import Report
+from headrace.storage.wal.audit import ANYWHERE, WholeBatch, survey, walk_shard
+from headrace.storage.wal.file import discover
 from headrace.testing.simdisk import SimDisk
 
 KIB = 1024
@@ -86,7 +86,7 @@ class Lab:
 
     @staticmethod
     def killed(engine: Engine) -> SimDisk:
-        disk = engine.core.fs
+        disk = engine.state.fs
         assert isinstance(disk, SimDisk)
         engine.abandon()
         return disk.image(disk.position, "all", 0, power_loss=False)

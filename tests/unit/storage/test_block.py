@@ -17,8 +17,8 @@ from headrace.storage.block import (
     Record,
     Rows,
     decode_block,
-    encode_block,
 )
+from headrace.storage.block_encoding import encode_block
 
 
 def encoded(batch: Batch, **how: int) -> Block:

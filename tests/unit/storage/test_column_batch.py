@@ -7,26 +7,24 @@ import random
 import pyarrow as pa
 import pytest
 
-from headrace.storage.block import (
-    KIND_BYTES,
-    Batch,
-    Block,
-    ColumnBatch,
-    decode_block,
-    encode_block,
-    encode_columns,
-)
+from headrace.storage.block import KIND_BYTES, Batch, Block, ColumnBatch, decode_block
+from headrace.storage.block_encoding import BlockPlace, encode_block, encode_columns
 from headrace.storage.column_batch import column_batch
-from headrace.storage.page_columns import PAGE_SCHEMA, columns_of_blocks
-from headrace.storage.segment_blocks import batch_of_blocks
+from headrace.storage.segment.from_blocks import batch_of_blocks
+from headrace.storage.segment.page_columns import PAGE_SCHEMA, columns_of_blocks
 
-PLACE = (7, 5, 100, 101, 0, b"beside")
+PLACE = BlockPlace(7, 5, 100, 101)
+SIDECAR = b"beside"
 BINARY = [pa.binary(), pa.large_binary()]
 TEXT = [pa.utf8(), pa.large_utf8()]
 
 
 def stored(batch: ColumnBatch) -> Block:
-    return encode_columns(batch, *PLACE)
+    return encode_columns(batch, PLACE, SIDECAR)
+
+
+def stored_lists(batch: Batch) -> Block:
+    return encode_block(batch, *PLACE, SIDECAR)
 
 
 @pytest.mark.parametrize("binary", BINARY, ids=str)
@@ -42,10 +40,10 @@ def test_the_same_block_as_of_lists(binary, text, part) -> None:
     if len(data) == 1:
         # What is the same for all is stored once, which lists do for a node only.
         assert block.rows(0, 1).records() == (
-            encode_block(Batch(lists[0], KIND_BYTES, *lists[1:]), *PLACE).rows(0, 1).records()
+            stored_lists(Batch(lists[0], KIND_BYTES, *lists[1:])).rows(0, 1).records()
         )
         return
-    assert block.raw == encode_block(Batch(lists[0], KIND_BYTES, *lists[1:]), *PLACE).raw
+    assert block.raw == stored_lists(Batch(lists[0], KIND_BYTES, *lists[1:])).raw
     assert decode_block(block.raw).bytes == block.bytes
     assert block.sidecar == b"beside"
 
@@ -58,13 +56,13 @@ def test_one_value_of_all_records_is_stored_once(column) -> None:
     assert len(block.raw) - len(plain.raw) <= 24
     assert getattr(block, column)(0, 100) == ["same"] * 100
     if column == "nodes":
-        assert block.raw == encode_block(Batch([b"1"] * 100, KIND_BYTES, nodes="same"), *PLACE).raw
+        assert block.raw == stored_lists(Batch([b"1"] * 100, KIND_BYTES, nodes="same")).raw
 
 
 def test_columns_of_nulls_are_not_stored() -> None:
     nothing = pa.array([None, None], pa.utf8())
     block = stored(column_batch(pa.array([b"1", b"2"]), 1, nothing, nothing, nothing))
-    assert block.raw == encode_block(Batch([b"1", b"2"], KIND_BYTES), *PLACE).raw
+    assert block.raw == stored_lists(Batch([b"1", b"2"], KIND_BYTES)).raw
 
 
 def test_bytes_that_a_null_hides_are_not_stored() -> None:

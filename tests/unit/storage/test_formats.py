@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from headrace.storage.block import Batch, Record, decode_block, encode_block
-from headrace.storage.frame import (
+from headrace.storage.block import Batch, Record, decode_block
+from headrace.storage.block_encoding import encode_block
+from headrace.storage.wal.frame import (
     ENTRY_QUEUE,
     ENTRY_TOPIC_CREATE,
     EVENT_CLAIM,
@@ -21,10 +21,12 @@ from headrace.storage.frame import (
     encode_control,
     encode_file_header,
 )
-from headrace.storage.scan import scan_all
+from headrace.storage.wal.mark import MARK_FILE_BYTES, Mark, decode_mark, encode_mark
+from headrace.storage.wal.scan_shards import scan_all
 from headrace.testing.simdisk import SimDisk
+from tests.support.checkout import ROOT
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "formats" / "wal.md"
+PAGE = ROOT / "docs" / "formats" / "wal.md"
 SALT = 0x5EED5A17
 NOW_MS = 1_700_000_000_000
 HEX_LINE = re.compile(r"([0-9a-f]{8})  ((?:[0-9a-f]{2} ?)+) *(?: .*)?")
@@ -32,7 +34,7 @@ HEX_LINE = re.compile(r"([0-9a-f]{8})  ((?:[0-9a-f]{2} ?)+) *(?: .*)?")
 
 def example_file() -> bytes:
     """A first log file: one batch that creates a topic and appends to it, then a closing one."""
-    header = FileHeader(FORMAT_VERSION, SALT, 1, NOW_MS, 0, bytes(range(16)))
+    header = FileHeader(FORMAT_VERSION, SALT, 1, NOW_MS, 0, bytes(range(16)), PAGE_BYTES)
     create = TopicCreate("orders", 1, b"{}", 258, NOW_MS)
     batch = Batch([b'{"id":1}', b'{"id":2}'], tags=["a", None], nodes="n")
     entries = [
@@ -74,7 +76,8 @@ def hex_of(text: str) -> bytes:
 
 
 def test_the_example_is_what_the_code_writes() -> None:
-    assert hex_of(PAGE.read_text(encoding="utf-8")).hex(" ", 8) == example_file().hex(" ", 8)
+    page = PAGE.read_text(encoding="utf-8")
+    assert hex_of(page[page.index("## Worked example") :]).hex(" ", 8) == example_file().hex(" ", 8)
 
 
 def test_the_example_is_what_the_code_reads() -> None:
@@ -91,6 +94,14 @@ def test_the_example_is_what_the_code_reads() -> None:
         Record(2, NOW_MS, b'{"id":2}', None, "n", append_first_seq=1),
     ]
     assert scans["wal"].end == len(example_file()) and scans["wal"].batches == 2
+
+
+def test_the_mark_of_the_docs() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    mark = Mark(3, 1, len(example_file()))
+    slot = hex_of(page[page.index("The mark of the example") :])
+    assert slot == encode_mark(mark, "wal")
+    assert decode_mark(slot.ljust(MARK_FILE_BYTES, b"\0"), "wal", "mark") == mark
 
 
 def test_the_queue_entry_of_the_docs() -> None:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from pyroaring import BitMap64
 
-from headrace.storage.frame import (
+from headrace.storage.wal.frame import (
     ENTRY_FORWARD,
     FORWARD_NODE,
     FORWARD_STORED,
     FORWARD_TAG,
+    CopyTarget,
     Forward,
-    Target,
     decode_control,
     encode_control,
 )
+from tests.support.checkout import ROOT
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "formats" / "wal.md"
+PAGE = ROOT / "docs" / "formats" / "wal.md"
 NOW_MS = 1_700_000_000_000
 
 
@@ -29,7 +29,7 @@ def test_the_forward_entry_of_the_docs() -> None:
     data = bytes.fromhex("".join(line[10:58] for line in dump[1].splitlines()))
     flags = FORWARD_NODE | FORWARD_TAG | FORWARD_STORED
     skip = BitMap64([8]).serialize()
-    target = Target(1, 2, 5, NOW_MS, 0, 2)
+    target = CopyTarget(1, 2, 5, NOW_MS, 0, 2)
     forward = Forward(1, 1, 7, 9, skip, flags, NOW_MS, [], [target])
     assert encode_control(ENTRY_FORWARD, 1, forward) == data
     assert decode_control(data, Forward) == (1, forward)

@@ -8,32 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.storage.fs import parent, read_file, write_all
+from headrace.storage.fs import read_file, write_all
 from headrace.testing.diskmodel import MODES, PAGE_BYTES, SECTOR_BYTES, Mode
 from headrace.testing.simdisk import SimDisk
+from tests.support.sim_disks import SEEDS, disk_with, outcomes
 
-SEEDS = range(200)
 DAMAGING: tuple[Mode, ...] = ("prefix", "subset", "torn", "garbage")
-
-
-def disk_with(path: str, data: bytes, *, powersafe: bool = False) -> SimDisk:
-    """A disk on which this file is durable."""
-    disk = SimDisk(powersafe=powersafe)
-    disk.mkdir(parent(path))
-    file = disk.create(path)
-    write_all(file, [data], 0)
-    file.sync()
-    disk.sync_dir(parent(path))
-    return disk
-
-
-def outcomes(disk: SimDisk, path: str, modes: tuple[Mode, ...] = MODES) -> set[bytes | None]:
-    """What a power loss now can make of one file; None is a file that is gone."""
-    found = set()
-    for mode in modes:
-        for seed in SEEDS:
-            found.add(disk.image(disk.position, mode, seed).contents().get(path))
-    return found
 
 
 # What is pending, and what is not.

@@ -43,6 +43,7 @@ CALLS: dict[str, Callable[[Filesystem], object]] = {
     "pread": on_file(lambda file: file.pread(1, 0)),
     "pread_nowait": on_file(lambda file: file.pread_nowait(1, 0)),
     "truncate": on_file(lambda file: file.truncate(3)),
+    "allocate": on_file(lambda file: file.allocate(30)),
     "sync_data": on_file(lambda file: file.sync_data()),
     "sync": on_file(lambda file: file.sync()),
 }

@@ -10,31 +10,9 @@ import pytest
 import xxhash
 
 from headrace.core.errors import DataDirLocked
-from headrace.storage.fs import parent, write_all
-from headrace.testing.simdisk import MODES, PAGE_BYTES, Mode, SimDisk
-
-SEEDS = range(200)
-
-
-def disk_with(path: str, data: bytes, *, powersafe: bool = False) -> SimDisk:
-    """A disk on which this file is durable."""
-    disk = SimDisk(powersafe=powersafe)
-    disk.mkdir(parent(path))
-    file = disk.create(path)
-    write_all(file, [data], 0)
-    file.sync()
-    disk.sync_dir(parent(path))
-    return disk
-
-
-def outcomes(disk: SimDisk, path: str, modes: tuple[Mode, ...] = MODES) -> set[bytes | None]:
-    """What a power loss now can make of one file; None is a file that is gone."""
-    found = set()
-    for mode in modes:
-        for seed in SEEDS:
-            found.add(disk.image(disk.position, mode, seed).contents().get(path))
-    return found
-
+from headrace.storage.fs import write_all
+from headrace.testing.simdisk import MODES, PAGE_BYTES, SimDisk
+from tests.support.sim_disks import disk_with, outcomes
 
 # Images as disks.
 

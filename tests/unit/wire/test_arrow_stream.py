@@ -10,12 +10,14 @@ import pytest
 
 from headrace.core.errors import BatchTooLarge, ClientError, InvalidRequest
 from headrace.core.settings import Settings
-from headrace.storage.block import decode_block, encode_columns
+from headrace.storage.block import decode_block
+from headrace.storage.block_encoding import BlockPlace, encode_columns
 from headrace.wire.arrow_stream import END_OF_STREAM, RECORD_BATCHES_MAX, read_columns
-from headrace.wire.native_arrow import decode_append
+from headrace.wire.native.arrow import decode_append
 
 SETTINGS = Settings(arrow_rows_max=1_000)
 ROWS = 40
+PLACE = BlockPlace(1, 1, 1, 1)
 LARGEST = struct.pack("<q", (1 << 63) - 1)
 WORDS = [
     LARGEST, struct.pack("<q", -1), struct.pack("<q", -(1 << 63)), bytes(8),
@@ -59,7 +61,7 @@ def take(body: bytes) -> bool:
         batch = decode_append(body, SETTINGS)
     except ClientError:
         return False
-    block = decode_block(encode_columns(batch, 1, 1, 1, 1).raw)
+    block = decode_block(encode_columns(batch, PLACE).raw)
     assert block.count == batch.rows == len(block.rows(0, block.count).records())
     assert block.bytes == batch.bytes
     return True
@@ -122,7 +124,7 @@ def test_the_view_of_a_null_leads_nowhere() -> None:
     for name in ("tag", "node"):
         body = stream({"data": ["1", "2", "3"], name: hostile}, 1)
         batch = decode_append(body, SETTINGS)
-        block = encode_columns(batch, 1, 1, 1, 1)
+        block = encode_columns(batch, PLACE)
         assert getattr(block, name + "s")(0, 3) == ["a", None, "b" * 30]
 
 
@@ -195,5 +197,5 @@ def test_dictionaries_that_differ_from_batch_to_batch() -> None:
         for tags in (["a", "b"], ["c", "a"], [None, "c"]):
             columns = [pa.array(["1", "2"]), pa.array(tags).dictionary_encode()]
             writer.write_batch(pa.record_batch(columns, schema=schema))
-    block = encode_columns(decode_append(sink.getvalue().to_pybytes(), SETTINGS), 1, 1, 1, 1)
+    block = encode_columns(decode_append(sink.getvalue().to_pybytes(), SETTINGS), PLACE)
     assert block.tags(0, 6) == ["a", "b", "c", "a", None, "c"]

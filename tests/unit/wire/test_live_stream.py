@@ -8,12 +8,13 @@ import pytest
 
 from headrace.storage.block import Batch
 from headrace.testing.simdisk import SimDisk
-from tests.unit.wire.conftest import Event, Live, StartLive, seqs
+from tests.support.live_readers import Event, Live, StartLive, record_seqs
 
 # Time
 
 
 def test_an_idle_stream_beats(live: Live) -> None:
+    """K5: within `heartbeat_ms`."""
     live.append("jobs", 1)
     watcher = live.watch("jobs", heartbeat_ms=2_000)
     watcher.text()
@@ -56,7 +57,7 @@ def test_a_full_stream_is_written_nothing(live: Live) -> None:
     live.wait(10_000)
     assert watcher.text() == ""
     watcher.outlet.drain()
-    assert seqs(watcher.events()) == [2]
+    assert record_seqs(watcher.events()) == [2]
 
 
 def test_a_slow_reader_reads_the_log_at_its_own_pace(live: Live) -> None:
@@ -75,9 +76,9 @@ def test_a_slow_reader_reads_the_log_at_its_own_pace(live: Live) -> None:
             watcher.outlet.on_room()
         live.engine.runtime.step()  # type: ignore[attr-defined]
         watcher.outlet.fill()
-        got += seqs(watcher.events())
+        got += record_seqs(watcher.events())
     watcher.outlet.drain()
-    got += seqs(watcher.events())
+    got += record_seqs(watcher.events())
     assert got == list(range(2, 101))
 
 
@@ -96,34 +97,34 @@ def test_who_takes_nothing_for_too_long_is_told_and_may_come_back(start: StartLi
     [event] = [Event(b) for b in watcher.outlet.take().decode().split("\n\n")[:-1]]
     assert event.event == "error"
     assert event.id and event.data["message"]
-    assert live.api.sse_connections == 0
-    assert seqs(live.open(session).events()) == [2]
+    assert live.streams.of_kind["sse"] == 0
+    assert record_seqs(live.open(session).events()) == [2]
 
 
 def test_a_stream_that_is_closed_leaves_nothing_behind(live: Live) -> None:
     live.append("jobs", 1)
     watcher = live.watch("jobs p*", heartbeat_ms=1_000)
     watcher.events()
-    topic = live.engine.core.by_name["jobs"]
+    topic = live.engine.state.by_name["jobs"]
     assert topic.waiters
     watcher.outlet.hang_up()
     assert not topic.waiters
-    assert not live.api.hub._feeds
-    assert not live.api.hub._by_prefix
-    assert live.api.slots.open == 0
+    assert not live.hub._feeds
+    assert not live.hub._by_prefix
+    assert live.streams.limits.open == 0
     live.wait(2_000)
-    assert not live.api.hub.visits._steps
+    assert not live.hub.visits._steps
 
 
 def test_the_engine_has_one_waiter_for_a_topic(live: Live) -> None:
     live.append("jobs", 1)
     watchers = [live.watch("jobs") for _ in range(20)]
     live.run()
-    waiters = live.engine.core.by_name["jobs"].waiters
+    waiters = live.engine.state.by_name["jobs"].waiters
     assert waiters is not None and len(waiters) == 1
     for watcher in watchers:
         watcher.outlet.hang_up()
-    assert not live.engine.core.by_name["jobs"].waiters
+    assert not live.engine.state.by_name["jobs"].waiters
 
 
 # Stopping
@@ -134,14 +135,14 @@ def test_at_a_stop_every_stream_is_told(live: Live) -> None:
     watchers = [live.watch("jobs"), live.watch("jobs")]
     for watcher in watchers:
         watcher.events()
-    live.api.drain()
+    live.context.drain()
     for watcher in watchers:
         [event] = watcher.events()
         assert event.event == "error"
         assert event.data["code"] == "server_shutting_down"
         assert event.cursors["jobs"] == 1
         assert watcher.outlet.closed
-    assert live.api.sse_connections == 0
+    assert live.streams.of_kind["sse"] == 0
 
 
 # Sealed rows, and rows that must be fetched
@@ -152,7 +153,7 @@ def test_a_backlog_is_read_from_files(start: StartLive) -> None:
     live.append("jobs", *range(300))
     live.engine.checkpoint().result()
     live.append("jobs", *range(100))
-    assert seqs(live.watch("jobs", limit=64).events()) == list(range(1, 401))
+    assert record_seqs(live.watch("jobs", limit=64).events()) == list(range(1, 401))
 
 
 def sealed_only(start: StartLive) -> Live:
@@ -162,7 +163,7 @@ def sealed_only(start: StartLive) -> Live:
     live = start(disk, read_cache_bytes=1, tag_index_bytes_max=1)
     live.append("cold", *("x" * 1_000 for _ in range(200)))
     live.engine.checkpoint().result()
-    live.engine.core.forget_blocks(live.engine.core.by_name["cold"])
+    live.engine.state.forget_blocks(live.engine.state.by_name["cold"])
     return live
 
 
@@ -173,7 +174,7 @@ def test_a_backlog_that_has_to_be_fetched_does_not_hold_up_the_rest(start: Start
     events = watcher.events()
     order = [e.data["topic"] for e in events if e.event == "record"]
     assert order == ["live", "cold", "cold", "cold", "cold"]
-    assert seqs([e for e in events if e.data["topic"] == "cold"]) == list(range(1, 201))
+    assert record_seqs([e for e in events if e.data["topic"] == "cold"]) == list(range(1, 201))
 
 
 def test_what_is_appended_while_a_page_is_fetched_is_not_missed(start: StartLive) -> None:
@@ -184,43 +185,29 @@ def test_what_is_appended_while_a_page_is_fetched_is_not_missed(start: StartLive
         live.engine.append("cold", [value])
         live.engine.runtime.step()  # type: ignore[attr-defined]
     for watcher, seen in zip(watchers, got, strict=True):
-        seen += seqs(watcher.events())
+        seen += record_seqs(watcher.events())
     assert got == [list(range(1, 231))] * 3
 
 
 def test_a_page_is_fetched_once_for_all_who_wait_for_it(start: StartLive) -> None:
     live = sealed_only(start)
     watchers = [live.watch("cold", limit=50) for _ in range(5)]
-    [feed] = live.api.hub._feeds.values()
+    [feed] = live.hub._feeds.values()
     while not feed._fetching:
         assert live.engine.runtime.step()  # type: ignore[attr-defined]
     assert [len(waiting) for waiting in feed._fetching.values()] == [5]
-    assert all(seqs(watcher.events()) == list(range(1, 201)) for watcher in watchers)
+    assert all(record_seqs(watcher.events()) == list(range(1, 201)) for watcher in watchers)
     assert not feed._fetching
 
 
 def test_who_goes_while_a_page_is_fetched_is_not_missed(start: StartLive) -> None:
     live = sealed_only(start)
     leaves, stays = live.watch("cold"), live.watch("cold")
-    [feed] = live.api.hub._feeds.values()
+    [feed] = live.hub._feeds.values()
     while not feed._fetching:
         assert live.engine.runtime.step()  # type: ignore[attr-defined]
     leaves.outlet.hang_up()
-    assert seqs(stays.events()) == list(range(1, 201))
-
-
-def test_a_read_that_fails_ends_the_stream_with_an_error(live: Live) -> None:
-    live.append("jobs", *range(10))
-    live.engine.checkpoint().result()
-    live.engine.core.forget_blocks(live.engine.core.by_name["jobs"])
-    for segment in live.engine.core.catalog.segments():
-        segment.problem = None
-    live.engine.core.catalog.files_of = lambda topic_id: []  # type: ignore[method-assign]
-    watcher = live.watch("jobs")
-    [event] = watcher.events()
-    assert event.event == "error"
-    assert event.data["code"] == "segment_corrupt"
-    assert watcher.outlet.closed
+    assert record_seqs(stays.events()) == list(range(1, 201))
 
 
 def test_sharing_does_not_mix_up_views(live: Live) -> None:
@@ -253,7 +240,7 @@ def test_a_round_yields_to_other_work(live: Live, monkeypatch: pytest.MonkeyPatc
     watchers = [live.watch({"jobs": {"tail": True}}) for _ in range(100)]
     for watcher in watchers:
         watcher.events()
-    turns = live.api.hub.turns
+    turns = live.hub.turns
 
     def passing() -> int:
         live.clock._monotonic_ns += 50_000
@@ -267,10 +254,11 @@ def test_a_round_yields_to_other_work(live: Live, monkeypatch: pytest.MonkeyPatc
         told.append(sum(bool(w.outlet.written) for w in watchers))
     most = max(b - a for a, b in pairwise(told))
     assert most <= 20, told
-    assert all(seqs(w.events()) == [2] for w in watchers)
+    assert all(record_seqs(w.events()) == [2] for w in watchers)
 
 
 def test_what_is_encoded_is_shared(live: Live) -> None:
+    """K8: one encoding for all streams at the same place."""
     live.append("jobs", 1)
     watchers = [live.watch({"jobs": {"tail": True}}) for _ in range(5)]
     for watcher in watchers:
@@ -279,4 +267,4 @@ def test_what_is_encoded_is_shared(live: Live) -> None:
     live.run()
     written = [watcher.outlet.written for watcher in watchers]
     assert all(data[0] is written[0][0] for data in written)
-    assert not any(feed._shared for feed in live.api.hub._feeds.values()), "and then dropped"
+    assert not any(feed._pages for feed in live.hub._feeds.values()), "and then dropped"

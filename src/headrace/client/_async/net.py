@@ -10,8 +10,8 @@ import asyncio
 import ssl
 from typing import cast
 
+from headrace.client.connection_failures import closed_early, not_connected, unreachable
 from headrace.client.message import Address, Response, ResponseReader
-from headrace.client.trouble import closed_early, not_connected, unreachable
 from headrace.core.errors import HeadraceError
 
 # Up to here head and body are one write; above, copying costs more than a second write.
@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._waiter.done():
-            self.close()  # an answer that nobody asked for
+            self.close()  # an answer to no request
             return
         try:
             response = self._reader.feed(data)
@@ -112,7 +112,7 @@ class Slots:
         self._semaphore = asyncio.Semaphore(count)
 
     async def take(self, timeout_ms: int) -> bool:
-        """Whether there was one in time."""
+        """Take a slot; return whether one was free in time."""
         if not self._semaphore.locked():
             return await self._semaphore.acquire()
         try:

@@ -1,6 +1,6 @@
 """The calls of queues: claim jobs, acknowledge them, give them back, hold them longer.
 
-They are calls of `AsyncClient`, which sends them.  A claim is not repeated when its outcome is
+They are calls of `AsyncClient`; its sender sends them.  A claim is not repeated when its outcome is
 unknown: what it leased comes back when the lease has run out.  Acks and extends are, and so are
 nacks of `Job`s: what the first attempt did is then among the `skipped`.
 """
@@ -10,21 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from headrace.api.queues import Acked, Claimed, Extended, Job, Nacked, Redriven
 from headrace.client import calls
+from headrace.client._async.sender import AsyncSender
 from headrace.client.answers import value
-from headrace.client.calls import Call, Match
-from headrace.client.job_models import (
-    Acked,
-    Claimed,
-    Extended,
-    Job,
-    Nacked,
-    Redriven,
-)
-from headrace.client.message import Response
+from headrace.client.calls import Match
 
 
-class AsyncQueueCalls:
+class AsyncQueueCalls(AsyncSender):
     """What a client does with queues.  `node` says who works; only it can end its leases.
 
     >>> from headrace.client import AsyncClient
@@ -86,6 +79,3 @@ class AsyncQueueCalls:
         """
         call = calls.redrive(topic, match, meta, to, from_seq, limit)
         return value(await self._send(call), Redriven)
-
-    async def _send(self, call: Call, deadline_ms: int | None = None) -> Response:
-        raise NotImplementedError

@@ -1,67 +1,33 @@
 # Written by tools/unasync.py from _async/client.py: change that, then run it.
 """The client for programs without an event loop: every call of the native API that a program makes.
 
-The rule it owns: each call is tried until it is answered, is refused for good, or its deadline is
-over (`retry.py` decides).
+The calls of records and probes are here; those of topics, queues and pipelines are in the modules
+beside it.
 """
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
+from headrace.api.probes import Health, Ready
+from headrace.api.records import Appended, DeleteResult, Page, Producer, Record, Tombstone
 from headrace.client import calls
-from headrace.client._sync.net import pause
 from headrace.client._sync.pipelines import PipelineCalls
-from headrace.client._sync.pool import Pool
 from headrace.client._sync.queues import QueueCalls
-from headrace.client.answers import failure, value
-from headrace.client.calls import Call, Config, Match, Nodes
-from headrace.client.message import Address, Heads, Response
-from headrace.client.models import (
-    Appended,
-    ArchivedTo,
-    ArrowPage,
-    Health,
-    Manifest,
-    Page,
-    Pin,
-    PinReleased,
-    Producer,
-    Put,
-    Ready,
-    Record,
-    RecordsDeleted,
-    RouterBody,
-    RouterDeleted,
-    RouterPage,
-    RouterPut,
-    RouterState,
-    RouterSummary,
-    Tombstone,
-    TopicDeleted,
-    TopicPage,
-    TopicState,
-    TopicSummary,
-)
-from headrace.client.retry import left_ms, next_pause, retry_after_ms
-from headrace.client.tls import context
-from headrace.core.clock import NS_PER_MS, SystemClock, SystemRandom
-from headrace.core.errors import HeadraceError, Unreachable
+from headrace.client._sync.topics import TopicCalls
+from headrace.client.answers import value
+from headrace.client.arrow_pages import ArrowPage, arrow_page
+from headrace.client.calls import Config, DiffOptions, Match, Nodes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CONNECTIONS_MAX: Final = 100
-TIMEOUT_MS: Final = 30_000
-DEADLINE_MS: Final = 30_000
 FOLLOW_WAIT_MS: Final = 25_000
 FOLLOW_LIMIT: Final = 1_000
 
 
-class Client(QueueCalls, PipelineCalls):
+class Client(TopicCalls, QueueCalls, PipelineCalls):
     """A client of one server; threads may share it.
 
     `token` is an API key.  `tls` replaces the default TLS context of an https address; the name of
@@ -81,42 +47,6 @@ class Client(QueueCalls, PipelineCalls):
     ...     main(server.url)
     [{'id': 1}, {'id': 2}]
     """
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: str | None = None,
-        tls: ssl.SSLContext | str | None = None,
-        timeout_ms: int = TIMEOUT_MS,
-        deadline_ms: int = DEADLINE_MS,
-        connections_max: int = CONNECTIONS_MAX,
-        random_keys: bool = True,
-    ) -> None:
-        address = Address.of(url)
-        self._prefix = address.prefix
-        self._heads = Heads(address.authority, token)
-        self._pool = Pool(address, context(tls) if address.tls else None, connections_max)
-        self._timeout_ms = timeout_ms
-        self._deadline_ms = deadline_ms
-        self._random_keys = random_keys
-        self._random = SystemRandom()
-        self._now_ns = SystemClock.monotonic_ns
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections that are kept."""
-        self._pool.close()
 
     def append(
         self,
@@ -198,7 +128,7 @@ class Client(QueueCalls, PipelineCalls):
         max_batch_bytes: int | None = None,
         epoch: int | None = None,
     ) -> Page:
-        """Read what comes after `from_seq`, or from the time `from_ts` on, or the `last` so many.
+        """Read records after `from_seq`, or from the time `from_ts` on, or the `last` of them.
 
         With `wait_ms` an empty answer waits that long for a record (a long poll).
         """
@@ -218,36 +148,14 @@ class Client(QueueCalls, PipelineCalls):
         return value(self._send(call), Page)
 
     def diff_arrow(
-        self,
-        topic: str,
-        from_seq: int | None = None,
-        *,
-        from_ts: int | None = None,
-        last: int | None = None,
-        limit: int | None = None,
-        node: Nodes | None = None,
-        wait_ms: int = 0,
-        include_tags: bool = True,
-        include_meta: bool = True,
-        max_batch_bytes: int | None = None,
-        epoch: int | None = None,
+        self, topic: str, from_seq: int | None = None, **options: Unpack[DiffOptions]
     ) -> ArrowPage:
-        """`diff` as columns: `table` of the answer is a `pyarrow.Table`, else it is as a `Page`."""
-        call = calls.diff(
-            topic,
-            from_seq,
-            from_ts=from_ts,
-            last=last,
-            limit=limit,
-            node=node,
-            wait_ms=wait_ms,
-            include_tags=include_tags,
-            include_meta=include_meta,
-            max_batch_bytes=max_batch_bytes,
-            epoch=epoch,
-            arrow=True,
-        )
-        return calls.arrow_page((self._send(call)).body)
+        """`diff`, with all its options, as columns: `table` of the answer is a `pyarrow.Table`.
+
+        Else the answer is as a `Page`.
+        """
+        call = calls.diff(topic, from_seq, arrow=True, **options)
+        return arrow_page((self._send(call)).body)
 
     def follow(
         self,
@@ -283,122 +191,13 @@ class Client(QueueCalls, PipelineCalls):
 
     def delete_records(
         self, topic: str, *, before_seq: int | None = None, match: Match | None = None
-    ) -> RecordsDeleted:
+    ) -> DeleteResult:
         """Delete what is older than `before_seq`, or what has the tag `match` ("x", "x*"), or both.
 
         It is not repeated when its outcome is unknown: a repeat could delete later records.
         """
         call = calls.delete_records(topic, before_seq, match)
-        return value(self._send(call), RecordsDeleted)
-
-    def put_topic(self, topic: str, config: Config | None = None) -> Put:
-        """Create a topic, or replace its whole config: what is left out gets its default."""
-        return value(self._send(calls.put_topic(topic, config)), Put)
-
-    def topic(self, topic: str, *, touch: bool = True) -> TopicState:
-        """The state of a topic; with `touch` this look counts as a read."""
-        return value(self._send(calls.topic(topic, touch)), TopicState)
-
-    def archived(self, topic: str, epoch: int, to_seq: int) -> ArchivedTo:
-        """Say that records up to `to_seq` are safe elsewhere; answers with what holds then."""
-        return value(self._send(calls.archived(topic, epoch, to_seq)), ArchivedTo)
-
-    def topics(self, prefix: str = "") -> Iterator[TopicSummary]:
-        """All topics whose names begin with `prefix`, by name, a page at a time."""
-        cursor = None
-        while True:
-            page = self.topics_page(prefix, cursor=cursor)
-            yield from page.topics
-            cursor = page.next_cursor
-            if cursor is None:
-                return
-
-    def topics_page(
-        self, prefix: str = "", *, page_size: int | None = None, cursor: str | None = None
-    ) -> TopicPage:
-        """One page of the list of topics."""
-        return value(self._send(calls.topics(prefix, page_size, cursor)), TopicPage)
-
-    def delete_topic(self, topic: str, *, if_empty: bool = False) -> TopicDeleted:
-        """Delete a topic with all it holds; one that is not there is no error."""
-        return value(self._send(calls.delete_topic(topic, if_empty)), TopicDeleted)
-
-    def put_router(
-        self,
-        router: str,
-        source: str,
-        dest: str,
-        *,
-        filter: Match | None = None,
-        preserve_node: bool = True,
-        preserve_tag: bool = True,
-        create_dest: bool = True,
-        allow_cycle: bool = False,
-        guarantee: str = "at_least_once",
-        backfill: bool | int = False,
-    ) -> RouterPut:
-        """Copy what is appended to `source` into `dest` from now on, or change how that is done.
-
-        `filter` is a tag ("x", "x*").  With `backfill` a new router begins with what the source
-        holds, or after a seq.
-        """
-        body = RouterBody(
-            source,
-            dest,
-            filter if filter is None or isinstance(filter, str) else list(filter),
-            preserve_node,
-            preserve_tag,
-            create_dest,
-            allow_cycle,
-            guarantee,
-            backfill,
-        )
-        return value(self._send(calls.put_router(router, body)), RouterPut)
-
-    def router(self, router: str) -> RouterState:
-        """A router, once it has caught up with its source."""
-        return value(self._send(calls.router(router)), RouterState)
-
-    def routers(
-        self, prefix: str = "", *, source: str | None = None, dest: str | None = None
-    ) -> Iterator[RouterSummary]:
-        """All routers whose names begin with `prefix`, or from or to a topic, by name."""
-        cursor = None
-        while True:
-            page = self.routers_page(prefix, source=source, dest=dest, cursor=cursor)
-            yield from page.routers
-            cursor = page.next_cursor
-            if cursor is None:
-                return
-
-    def routers_page(
-        self,
-        prefix: str = "",
-        *,
-        source: str | None = None,
-        dest: str | None = None,
-        page_size: int | None = None,
-        cursor: str | None = None,
-    ) -> RouterPage:
-        """One page of the list of routers."""
-        call = calls.routers(prefix, source, dest, page_size, cursor)
-        return value(self._send(call), RouterPage)
-
-    def delete_router(self, router: str) -> RouterDeleted:
-        """Copy nothing more; copies stay.  One that is not there is no error."""
-        return value(self._send(calls.delete_router(router)), RouterDeleted)
-
-    def segments(self, topic: str) -> Manifest:
-        """The manifest of a topic: its sealed files, and where the rest begins."""
-        return value(self._send(calls.segments(topic)), Manifest)
-
-    def renew_pin(self, topic: str, pin: str) -> Pin:
-        """Keep the files of a manifest for another while.  Tried once: a reader can do without."""
-        return value(self._send(calls.pin("POST", topic, pin), deadline_ms=0), Pin)
-
-    def release_pin(self, topic: str, pin: str) -> PinReleased:
-        """The files of a manifest may go.  Tried once: a pin that stays lapses by itself."""
-        return value(self._send(calls.pin("DELETE", topic, pin), deadline_ms=0), PinReleased)
+        return value(self._send(call), DeleteResult)
 
     def health(self) -> Health:
         """Whether the process answers."""
@@ -417,52 +216,7 @@ class Client(QueueCalls, PipelineCalls):
         response = self._send(calls.probe("/v0/metrics", accept="text/plain"))
         return response.body.decode()
 
-    def request(
-        self,
-        method: str,
-        target: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        body: bytes = b"",
-    ) -> Response:
-        """One request, one attempt, and the answer whatever its status."""
-        head = self._heads.head(method, self._prefix + target, headers or {}, len(body))
-        return self._pool.exchange(head, body, self._timeout_ms)
-
     def _key(self, key: str | None, producer: Producer | None) -> str | None:
         if key is None and producer is None and self._random_keys:
             return calls.new_key(self._random)
         return key
-
-    def _send(self, call: Call, deadline_ms: int | None = None) -> Response:
-        """The answer to a call, however many attempts it takes, or the error that is final."""
-        head = self._heads.head(
-            call.method, self._prefix + call.target, call.headers, len(call.body)
-        )
-        limit_ms = self._deadline_ms if deadline_ms is None else deadline_ms
-        deadline_ns = self._now_ns() + (limit_ms + call.wait_ms) * NS_PER_MS
-        attempt = 0
-        while True:
-            attempt += 1
-            after_ms = 0
-            error: HeadraceError
-            try:
-                timeout_ms = self._timeout_ms + call.wait_ms
-                response = self._pool.exchange(head, call.body, timeout_ms)
-                if response.status < 300:
-                    return response
-                error = failure(response)
-                after_ms = retry_after_ms(response.headers, error.detail)
-            except Unreachable as lost:
-                error = lost
-            until = next_pause(
-                error,
-                attempt=attempt,
-                repeatable=call.repeatable,
-                retry_after_ms=after_ms,
-                left_ms=left_ms(deadline_ns, self._now_ns()),
-                random=self._random,
-            )
-            if until is None:
-                raise error
-            pause(until.ms)

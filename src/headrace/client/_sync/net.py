@@ -12,8 +12,8 @@ import socket
 import ssl
 import threading
 
+from headrace.client.connection_failures import closed_early, not_connected, unreachable
 from headrace.client.message import Address, Response, ResponseReader
-from headrace.client.trouble import closed_early, not_connected, unreachable
 from headrace.core.clock import NS_PER_MS, SystemClock
 
 # Up to here head and body are one write; above, copying costs more than a second write.
@@ -110,7 +110,7 @@ class Slots:
         self._semaphore = threading.Semaphore(count)
 
     def take(self, timeout_ms: int) -> bool:
-        """Whether there was one in time."""
+        """Take a slot; return whether one was free in time."""
         return self._semaphore.acquire(timeout=timeout_ms / 1_000)
 
     def give(self) -> None:

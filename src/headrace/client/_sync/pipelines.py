@@ -1,8 +1,8 @@
 # Written by tools/unasync.py from _async/pipelines.py: change that, then run it.
 """The calls of pipelines: declare them, look at them, and what a worker says of them.
 
-They are calls of `Client`, which sends them.  docs/reference/pipelines.md has the fields of a
-declaration.
+They are calls of `Client`; its sender sends them.  docs/reference/pipelines.md has the fields
+of a declaration.
 """
 
 from __future__ import annotations
@@ -10,11 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from headrace.client import pipeline_models as pipelines
-from headrace.client.answers import value
-from headrace.client.calls import Call
-from headrace.client.message import Response
-from headrace.client.pipeline_models import (
+from headrace.api.pipelines import (
     ClaimedPipeline,
     ClaimedPipelines,
     PipelineDeleted,
@@ -26,18 +22,21 @@ from headrace.client.pipeline_models import (
     PipelineState,
     PipelineSummary,
 )
+from headrace.client import pipeline_calls as calls
+from headrace.client._sync.sender import Sender
+from headrace.client.answers import value
 
 
-class PipelineCalls:
+class PipelineCalls(Sender):
     """What a client does with pipelines."""
 
     def put_pipeline(self, pipeline: str, declaration: Mapping[str, Any]) -> PipelinePut:
         """Declare a pipeline, or change what one does; the same again changes nothing."""
-        return value(self._send(pipelines.put(pipeline, declaration)), PipelinePut)
+        return value(self._send(calls.put(pipeline, declaration)), PipelinePut)
 
     def pipeline(self, pipeline: str) -> PipelineState:
         """A pipeline, who runs it, and what was last heard of it."""
-        return value(self._send(pipelines.get(pipeline)), PipelineState)
+        return value(self._send(calls.get(pipeline)), PipelineState)
 
     def pipelines(self, prefix: str = "") -> Iterator[PipelineSummary]:
         """All pipelines whose names begin with `prefix`, by name, a page at a time."""
@@ -53,15 +52,15 @@ class PipelineCalls:
         self, prefix: str = "", *, page_size: int | None = None, cursor: str | None = None
     ) -> PipelinePage:
         """One page of the list of pipelines."""
-        return value(self._send(pipelines.page(prefix, page_size, cursor)), PipelinePage)
+        return value(self._send(calls.page(prefix, page_size, cursor)), PipelinePage)
 
     def delete_pipeline(self, pipeline: str) -> PipelineDeleted:
-        """Its worker stops it; what it wrote stays.  One that is not there is no error."""
-        return value(self._send(pipelines.delete(pipeline)), PipelineDeleted)
+        """Delete a pipeline: its worker stops it, what it wrote stays.  Absent is no error."""
+        return value(self._send(calls.delete(pipeline)), PipelineDeleted)
 
     def restart_pipeline(self, pipeline: str) -> PipelinePut:
-        """Have it run anew from its checkpoint, at once even if it waits after a failure."""
-        return value(self._send(pipelines.restart(pipeline)), PipelinePut)
+        """Restart it from its checkpoint, at once even if it waits after a failure."""
+        return value(self._send(calls.restart(pipeline)), PipelinePut)
 
     # For workers
 
@@ -69,7 +68,7 @@ class PipelineCalls:
         self, node: str, count: int = 1, *, lease_ms: int | None = None
     ) -> list[ClaimedPipeline]:
         """Lease up to `count` pipelines to a worker; none is an answer too."""
-        found = value(self._send(pipelines.claim(node, count, lease_ms)), ClaimedPipelines)
+        found = value(self._send(calls.claim(node, count, lease_ms)), ClaimedPipelines)
         return found.claimed
 
     def report_pipeline(
@@ -82,15 +81,12 @@ class PipelineCalls:
         deadline_ms: int | None = None,
     ) -> PipelineHeld:
         """Say how a pipeline goes, and hold it for `lease_ms` from now, or as long as before."""
-        call = pipelines.report(claimed, node, lease_ms, said)
+        call = calls.report(claimed, node, lease_ms, said)
         return value(self._send(call, deadline_ms), PipelineHeld)
 
     def release_pipeline(
         self, claimed: ClaimedPipeline, node: str, *, delay_ms: int = 0
     ) -> PipelineReleased:
         """Give a pipeline back that has been stopped."""
-        call = pipelines.release(claimed, node, delay_ms)
+        call = calls.release(claimed, node, delay_ms)
         return value(self._send(call), PipelineReleased)
-
-    def _send(self, call: Call, deadline_ms: int | None = None) -> Response:
-        raise NotImplementedError

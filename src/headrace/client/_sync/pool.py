@@ -12,8 +12,8 @@ from collections import deque
 from typing import Final
 
 from headrace.client._sync.net import Connection, Slots, connect
+from headrace.client.connection_failures import unreachable
 from headrace.client.message import Address, Response
-from headrace.client.trouble import unreachable
 from headrace.core.clock import NS_PER_MS, SystemClock
 from headrace.core.errors import InvalidRequest
 

@@ -1,7 +1,7 @@
 # Written by tools/unasync.py from _async/queues.py: change that, then run it.
 """The calls of queues: claim jobs, acknowledge them, give them back, hold them longer.
 
-They are calls of `Client`, which sends them.  A claim is not repeated when its outcome is
+They are calls of `Client`; its sender sends them.  A claim is not repeated when its outcome is
 unknown: what it leased comes back when the lease has run out.  Acks and extends are, and so are
 nacks of `Job`s: what the first attempt did is then among the `skipped`.
 """
@@ -11,21 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from headrace.api.queues import Acked, Claimed, Extended, Job, Nacked, Redriven
 from headrace.client import calls
+from headrace.client._sync.sender import Sender
 from headrace.client.answers import value
-from headrace.client.calls import Call, Match
-from headrace.client.job_models import (
-    Acked,
-    Claimed,
-    Extended,
-    Job,
-    Nacked,
-    Redriven,
-)
-from headrace.client.message import Response
+from headrace.client.calls import Match
 
 
-class QueueCalls:
+class QueueCalls(Sender):
     """What a client does with queues.  `node` says who works; only it can end its leases.
 
     >>> from headrace.client import Client
@@ -85,6 +78,3 @@ class QueueCalls:
         """
         call = calls.redrive(topic, match, meta, to, from_seq, limit)
         return value(self._send(call), Redriven)
-
-    def _send(self, call: Call, deadline_ms: int | None = None) -> Response:
-        raise NotImplementedError

@@ -1,1 +1,1 @@
-"""Queues: who holds which job, how that survives, and where a job goes that nobody finishes."""
+"""Queues: leases of jobs, how they survive a restart, and dead letters."""

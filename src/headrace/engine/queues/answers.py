@@ -1,14 +1,10 @@
-"""What a queue answers, and how a lease is written: plain values for whoever speaks to a client."""
+"""What a queue answers, as plain values."""
 
 from __future__ import annotations
 
 import msgspec
 
-from headrace.core import limits
-from headrace.core.errors import InvalidRequest
-from headrace.engine.topic import Topic
-
-LEASE_PREFIX = "lease_"
+from headrace.engine.topics.topic import Topic
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
@@ -82,36 +78,9 @@ class QueueCounts(msgspec.Struct, frozen=True):
     unreadable: int = 0  # their records are damaged: passed over, and tried again every minute
 
 
-def parse_lease_id(text: str) -> int | None:
-    """A lease id as it was given out; the empty string stands for none.
-
-    >>> parse_lease_id("lease_00000000000000ff"), parse_lease_id("")
-    (255, None)
-    """
-    if text == "":
-        return None
-    digits = text[len(LEASE_PREFIX) :] if isinstance(text, str) else ""
-    # What `int` takes beyond digits is no lease id.
-    if text[: len(LEASE_PREFIX)] == LEASE_PREFIX and len(digits) <= 16 and digits.isalnum():
-        try:
-            return int(digits, 16)
-        except ValueError:
-            pass
-    raise InvalidRequest(f"lease id {text!r}", fix="send the lease_id of a claim")
-
-
 def counts_of(topic: Topic) -> tuple[int, int]:
+    """Return how many jobs of a queue are ready, and how many are in flight."""
     queue = topic.queue
     if queue is None:
         return topic.count, 0
     return queue.ready(topic.count), queue.in_flight
-
-
-def check_ms(what: str, value: int) -> int:
-    if not limits.is_seq(value):
-        raise InvalidRequest(f"{what} is {value!r}", fix="send a number of milliseconds")
-    return value
-
-
-def clamped_lease(lease_ms: int) -> int:
-    return min(max(check_ms("lease_ms", lease_ms), limits.lease_ms_min), limits.lease_ms_max)

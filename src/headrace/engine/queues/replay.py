@@ -11,12 +11,21 @@ from collections.abc import Iterator
 
 from pyroaring import BitMap64
 
-from headrace.engine.core_state import Core
-from headrace.engine.deleting import apply_delete
-from headrace.engine.queues.order import Span
-from headrace.engine.queues.state import Grant, QueueState
-from headrace.engine.topic import Topic
-from headrace.storage.frame import (
+from headrace.engine.queues.claim_order import Span
+from headrace.engine.queues.grants import Grant
+from headrace.engine.queues.state import QueueState
+from headrace.engine.removal.deleting import apply_delete
+from headrace.engine.state import EngineState
+from headrace.engine.topics.topic import Topic
+from headrace.storage.snapshot.queue_record import (
+    DelayState,
+    HeldState,
+    MoveState,
+    QueueRecord,
+    decode_queue,
+    encode_queue,
+)
+from headrace.storage.wal.frame import (
     EVENT_BURY,
     EVENT_CLAIM,
     EVENT_EXTEND,
@@ -27,23 +36,13 @@ from headrace.storage.frame import (
     Held,
     QueueEvent,
 )
-from headrace.storage.queue_record import (
-    DelayState,
-    HeldState,
-    MoveState,
-    QueueRecord,
-    decode_queue,
-    encode_queue,
-)
 
 EVENT_JOBS = 1_000  # in one entry that tells the log of leases that are there
 
 
-def replay_event(core: Core, topic: Topic, event: QueueEvent) -> None:
+def replay_event(state: EngineState, topic: Topic, event: QueueEvent) -> None:
     """Apply what the log says of a topic's jobs."""
-    queue = topic.queue
-    if queue is None:
-        queue = topic.queue = QueueState()
+    queue = topic.make_queue()
     if event.what in (EVENT_CLAIM, EVENT_RELEASE, EVENT_EXTEND):
         _replay_lease(queue, event)
     elif event.what in (EVENT_BURY, EVENT_REVIVE):
@@ -57,7 +56,7 @@ def replay_event(core: Core, topic: Topic, event: QueueEvent) -> None:
         if event.what == EVENT_MOVED:
             assert isinstance(event.counts, int)
             queue.dead_lettered = max(queue.dead_lettered, event.counts)
-            apply_delete(core, topic, 0, BitMap64(event.seqs))
+            apply_delete(state, topic, 0, BitMap64(event.seqs))
 
 
 def _replay_lease(queue: QueueState, event: QueueEvent) -> None:

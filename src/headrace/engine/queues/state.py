@@ -1,4 +1,4 @@
-"""Who may have which job of a queue: leases, deliveries, delays, and what comes next.
+"""The state of a queue's jobs: leases, deliveries, delays, and which job is handed out next.
 
 Pure: time is an argument, nothing waits or writes, and which records are alive is told to it.  A
 job is in at most one place: *leased*, *delayed*, *free* (was handed out, or passed by, and can be
@@ -7,86 +7,31 @@ moved), *unreadable* (its record is damaged: it is passed over until it is tried
 `cursor`: fresh, of which nothing is kept at all.
 
 Leases have no timers.  All jobs of one claim share a `Grant`; a heap of grants by deadline is
-looked at when somebody asks.
+looked at when the queue is used.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from headrace.engine.queues.order import Span, live_after, up_to
-from headrace.storage.queue_record import MoveState
+from headrace.engine.queues.claim_order import Span, first_free, live_after, up_to
+from headrace.engine.queues.grants import STALE_MIN, Deadlines, Delay, Grant
+from headrace.storage.snapshot.queue_record import MoveState
 
-TOKEN_MASK = (1 << 64) - 1
-# Grants and delays that are over stay in their heap until there are this many more than needed, and
-# jobs that are done in the list of their grant.
-STALE_MIN = 64
 # How long jobs whose records are damaged are passed over, in case that they are restored.
 UNREADABLE_MS = 60_000
-
-
-class Grant:
-    """The jobs of one claim: one holder, one deadline."""
-
-    __slots__ = ("bound", "connection", "deadline", "held_ms", "left", "node", "seqs", "token")
-
-    def __init__(
-        self,
-        token: int,
-        node: str,
-        connection: int | None,
-        deadline: int,
-        held_ms: int,
-        seqs: Sequence[int],
-        bound: bool = False,
-    ) -> None:
-        self.token = token
-        self.node = node
-        self.connection = connection  # whose end is the end of the leases
-        self.deadline = deadline
-        self.held_ms = held_ms
-        self.seqs = seqs
-        self.left = len(seqs)  # of them are still held under this grant
-        self.bound = bound or connection is not None
-
-    def lease_id(self, seq: int) -> int:
-        """Differs from every other lease of this job."""
-        return (self.token + seq) & TOKEN_MASK
-
-
-class Delay:
-    """Jobs that were given back for later."""
-
-    __slots__ = ("held_ms", "left", "seqs", "until")
-
-    def __init__(self, until: int, held_ms: int, seqs: Sequence[int]) -> None:
-        self.until = until
-        self.held_ms = held_ms
-        self.seqs = seqs
-        self.left = len(seqs)
-
-
-class Found(NamedTuple):
-    """What an ack, nack or extend found: jobs it may act on, and the others in their order."""
-
-    seqs: list[int]
-    skipped: list[int]
-    connections: set[int]
 
 
 class QueueState:
     """The state of one queue."""
 
     __slots__ = (
-        "_delay_heap",
+        "_delay_deadlines",
         "_grant_count",
-        "_grant_heap",
-        "_pushes",
+        "_grant_deadlines",
         "_unreadable_until",
         "busy",
         "connections",
@@ -122,11 +67,10 @@ class QueueState:
         self.moves = 0  # the number of the last move
         self.moving: dict[int, MoveState] = {}
         self.connections: dict[int, dict[Grant, None]] = {}
-        self.relieved: set[int] = set()  # connections whose jobs are gone, until somebody asks
-        self._grant_heap: list[tuple[int, int, Grant]] = []
+        self.relieved: set[int] = set()  # connections whose jobs are gone, until `advance`
+        self._grant_deadlines: Deadlines[Grant] = Deadlines()
         self._grant_count = 0  # grants that hold something
-        self._delay_heap: list[tuple[int, int, Delay]] = []
-        self._pushes = 0
+        self._delay_deadlines: Deadlines[Delay] = Deadlines()
         self._unreadable_until = 0
 
     # Counts
@@ -140,11 +84,11 @@ class QueueState:
         return len(self.delays)
 
     def ready(self, live: int) -> int:
-        """Of so many live jobs, those that are neither held nor on their way out nor damaged."""
+        """Return how many of `live` jobs are neither held nor busy nor damaged."""
         return live - len(self.leases) - len(self.delays) - len(self.busy) - len(self.unreadable)
 
     def held_by(self, connection: int) -> int:
-        """Jobs that this connection holds."""
+        """Return how many jobs this connection holds."""
         return sum(grant.left for grant in self.connections.get(connection, ()))
 
     # Time
@@ -154,18 +98,15 @@ class QueueState:
 
         A lease is live while now <= deadline, a delay over when now >= until.
         """
-        grants, delays = self._grant_heap, self._delay_heap
         connections, self.relieved = self.relieved, set()
         moved = bool(connections)
-        while grants and grants[0][0] < now:
-            grant = heapq.heappop(grants)[2]
+        while (grant := self._grant_deadlines.pop_over(now)) is not None:
             if grant.left and grant.deadline < now:
                 moved = True
                 if grant.connection is not None:
                     connections.add(grant.connection)
                 self.set_free(self.drop_grant(grant))
-        while delays and delays[0][0] <= now:
-            delay = heapq.heappop(delays)[2]
+        while (delay := self._delay_deadlines.pop_over(now)) is not None:
             if delay.left:
                 moved = True
                 due = [seq for seq in delay.seqs if self.delays.get(seq) is delay]
@@ -180,16 +121,14 @@ class QueueState:
         return connections if moved else None
 
     def next_due(self) -> int | None:
-        """When `advance` has something to do next, at the earliest."""
-        due = [self._grant_heap[0][0] + 1] if self._grant_heap else []
-        if self._delay_heap:
-            due.append(self._delay_heap[0][0])
+        """Return when `advance` has something to do next, at the earliest."""
+        due = [self._grant_deadlines.next, self._delay_deadlines.next]
         if self.unreadable:
             due.append(self._unreadable_until)
-        return min(due, default=None)
+        return min([time for time in due if time is not None], default=None)
 
     def limit_deliveries(self, deliveries: int) -> None:
-        """From now on a job with so many deliveries is spent; 0: none ever is."""
+        """Set how many deliveries make a job spent; 0: none ever is."""
         if deliveries == self.max_deliveries:
             return
         self.max_deliveries = deliveries
@@ -198,7 +137,7 @@ class QueueState:
         self.set_free(waiting)
 
     def set_free(self, seqs: Iterable[int]) -> None:
-        """These can be claimed again, unless they have been delivered too often."""
+        """Let these be claimed again, except those that have been delivered too often."""
         most = self.max_deliveries
         if not most:
             self.free.update(seqs)
@@ -215,7 +154,7 @@ class QueueState:
     # Handing out
 
     def take(self, count: int, span: Span, out_max: int) -> Sequence[int]:
-        """Up to `count` jobs, reclaimed before fresh, each time the lowest seq first.
+        """Take up to `count` jobs, reclaimed before fresh, each time the lowest seq first.
 
         They are nowhere after this: `grant` or `give_back` them.  At most `out_max` jobs are
         delivered and not done at a time; what was delivered before counts already.
@@ -223,7 +162,7 @@ class QueueState:
         seqs: list[int] = []
         room = out_max - len(self.deliveries)
         if self.free:
-            seqs = self._first_free(count, room)
+            seqs = first_free(self.free, self.deliveries, count, room)
             self.free -= BitMap64(seqs)
             room -= sum([seq not in self.deliveries for seq in seqs]) if room < count else 0
         count = min(count - len(seqs), room)
@@ -233,31 +172,21 @@ class QueueState:
         self.cursor = fresh[-1] if len(fresh) == count else max(self.cursor, span.head)
         return [*seqs, *fresh] if seqs else fresh
 
-    def _first_free(self, count: int, room: int) -> list[int]:
-        """The lowest jobs that came back; of those that were only passed by, what `room` allows."""
-        seqs = list(islice(self.free, count))
-        deliveries = self.deliveries
-        if room < count and sum([seq not in deliveries for seq in seqs]) > room:
-            known = self.free & BitMap64(deliveries)
-            passed = list(islice(self.free - known, max(room, 0)))
-            seqs = sorted([*islice(known, count), *passed])[:count]
-        return seqs
-
     def take_spent(self, count: int) -> list[int]:
-        """Up to `count` jobs that have been delivered too often; they are busy from now on."""
+        """Make up to `count` jobs that were delivered too often busy, and return them."""
         seqs = list(islice(self.spent, count))
         self.spent -= BitMap64(seqs)
         self.busy.update(seqs)
         return seqs
 
     def give_back(self, seqs: Iterable[int]) -> None:
-        """Jobs that were taken, or busy, can be claimed again."""
+        """Let jobs that were taken, or busy, be claimed again."""
         seqs = BitMap64(seqs)
         self.busy -= seqs
         self.set_free(seqs)
 
     def set_aside(self, seqs: Iterable[int], now: int) -> None:
-        """Jobs that were taken, or busy, cannot be read: pass them over for a while."""
+        """Pass jobs that were taken, or busy, over for a while: they cannot be read."""
         seqs = BitMap64(seqs)
         self.busy -= seqs
         self.unreadable |= seqs
@@ -285,7 +214,7 @@ class QueueState:
         self._push_grant(grant)
 
     def undo(self, grant: Grant) -> None:
-        """The grant could not be told to anybody: as if it had not been."""
+        """Undo a grant whose claim was not answered: its deliveries do not count."""
         seqs = self.drop_grant(grant)
         for seq in seqs:
             count = self.deliveries[seq] - 1
@@ -296,7 +225,7 @@ class QueueState:
         self.set_free(seqs)
 
     def reserve(self, seqs: BitMap64, span: Span | None) -> BitMap64:
-        """Make those of these jobs busy that nobody holds; returns them.  None: of a log."""
+        """Make the jobs that nobody holds busy, and return them.  No span: the topic is a log."""
         seqs = seqs - self.held - self.busy - self.unreadable
         if span is not None and seqs and seqs.max() > self.cursor:
             # What is passed by has to be found again.
@@ -309,36 +238,13 @@ class QueueState:
 
     # Giving back
 
-    def find(self, node: str, seqs: Sequence[int], ids: Sequence[int | None] | None) -> Found:
-        """Which of these the node holds, by these leases where they are named."""
-        mine: list[int] = []
-        skipped: list[int] = []
-        connections: set[int] = set()
-        seen: set[int] = set()
-        leases = self.leases
-        for index, seq in enumerate(seqs):
-            grant = leases.get(seq)
-            if grant is None or grant.node != node or seq in seen:
-                skipped.append(seq)
-                continue
-            if ids is not None:
-                wanted = ids[index]
-                if wanted is not None and wanted != (grant.token + seq) & TOKEN_MASK:
-                    skipped.append(seq)
-                    continue
-            seen.add(seq)
-            mine.append(seq)
-            if grant.connection is not None:
-                connections.add(grant.connection)
-        return Found(mine, skipped, connections)
-
     def finish(self, seqs: BitMap64) -> None:
-        """Held jobs are done: busy until they are deleted."""
+        """Make held jobs that are done busy, until they are deleted."""
         self.unlease(seqs)
         self.busy |= seqs
 
     def release(self, seqs: Iterable[int], until: int = 0, held_ms: int = 0) -> None:
-        """Held jobs can be claimed again, from `until` on."""
+        """Let held jobs be claimed again, from `until` on."""
         seqs = BitMap64(seqs)
         self.unlease(seqs)
         if not until:
@@ -348,10 +254,10 @@ class QueueState:
         self.held |= seqs
         for seq in delay.seqs:
             self.delays[seq] = delay
-        self._push_delay(delay)
+        self._delay_deadlines.add(until, delay)
 
     def extend(self, seqs: Sequence[int], deadline: int, held_ms: int) -> None:
-        """Held jobs stay with their holders, under the same leases, until another time."""
+        """Leave held jobs with their holders, under the same leases, until another deadline."""
         by_grant: dict[Grant, list[int]] = {}
         for seq in seqs:
             by_grant.setdefault(self.leases[seq], []).append(seq)
@@ -365,7 +271,7 @@ class QueueState:
             self._push_grant(grant)
 
     def disconnect(self, connection: int) -> list[int]:
-        """A connection has ended: what it held can be claimed at once."""
+        """Free what a connection that has ended held; return the jobs."""
         seqs: list[int] = []
         for grant in list(self.connections.get(connection, ())):
             seqs.extend(self.drop_grant(grant))
@@ -375,7 +281,7 @@ class QueueState:
     # What happens to the records
 
     def dropped(self, seqs: BitMap64) -> None:
-        """These records are gone, and with them whatever was known of the jobs."""
+        """Forget these jobs: their records are gone."""
         for place in (self.busy, self.free, self.spent, self.held, self.unreadable):
             part = place & seqs if place else None
             if part:
@@ -383,7 +289,7 @@ class QueueState:
                 self._forget(part)
 
     def dropped_to(self, base: int) -> None:
-        """The same for everything up to `base`."""
+        """Forget all jobs up to `base`: their records are gone."""
         for place in (self.busy, self.free, self.spent, self.held, self.unreadable):
             if place and place.min() <= base:
                 part = [*up_to(place, base)]
@@ -405,7 +311,7 @@ class QueueState:
     # Grants and delays
 
     def unlease(self, seqs: BitMap64) -> None:
-        """Whoever holds these, or had them delayed, does not any more."""
+        """End the leases and delays of these jobs."""
         leases = self.leases
         for seq in seqs:
             grant = leases.pop(seq, None)
@@ -426,7 +332,7 @@ class QueueState:
         return seqs
 
     def forget_leases(self) -> None:
-        """Nobody holds anything, and nothing is delayed."""
+        """End every lease and every delay."""
         for grant in dict.fromkeys(self.leases.values()):
             self.set_free(self.drop_grant(grant))
         delayed = BitMap64(self.delays)
@@ -434,9 +340,8 @@ class QueueState:
         self.set_free(delayed)
 
     def _push_grant(self, grant: Grant) -> None:
-        self._pushes += 1
         self._grant_count += 1
-        heapq.heappush(self._grant_heap, (grant.deadline, self._pushes, grant))
+        self._grant_deadlines.add(grant.deadline + 1, grant)
         if grant.connection is not None:
             self.connections.setdefault(grant.connection, {})[grant] = None
 
@@ -454,18 +359,11 @@ class QueueState:
             mine.pop(grant, None)
             if not mine:
                 del self.connections[grant.connection]
-        if len(self._grant_heap) > 2 * self._grant_count + STALE_MIN:
-            self._grant_heap = [item for item in self._grant_heap if item[2].left]
-            heapq.heapify(self._grant_heap)
-
-    def _push_delay(self, delay: Delay) -> None:
-        self._pushes += 1
-        heapq.heappush(self._delay_heap, (delay.until, self._pushes, delay))
+        self._grant_deadlines.drop_ended(self._grant_count)
 
     def _shrink_delay(self, delay: Delay) -> None:
         delay.left -= 1
         if delay.left and len(delay.seqs) > 2 * delay.left + STALE_MIN:
             delay.seqs = [seq for seq in delay.seqs if self.delays.get(seq) is delay]
-        if not delay.left and len(self._delay_heap) > 2 * len(self.delays) + STALE_MIN:
-            self._delay_heap = [item for item in self._delay_heap if item[2].left]
-            heapq.heapify(self._delay_heap)
+        if not delay.left:
+            self._delay_deadlines.drop_ended(len(self.delays))

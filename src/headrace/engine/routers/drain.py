@@ -1,8 +1,8 @@
-"""Bringing destinations up to date before somebody reads them.
+"""Drains: bringing destinations up to date before they are read.
 
-Only this file knows who waits for routers.  A read of a topic that routers feed first does what
-they have left to do, sources of sources before; where that needs the disk, or is too much for one
-turn, the reader waits for a ticket.  A destination that takes nothing now is as far as it can be.
+Only this file knows which readers wait for routers.  A read of a topic that routers feed first does
+what they have left to do, sources of sources before; where that needs the disk, or is too much for
+one turn, the reader waits for a ticket.  A destination that takes nothing now is not waited for.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from itertools import islice
 
 from headrace.core.errors import typed
 from headrace.core.runtime import Ticket
-from headrace.engine.core_state import Core
 from headrace.engine.routers.forwarding import ROUTERS_PER_PASS, Forwarder
 from headrace.engine.routers.state import Router
 from headrace.engine.scheduling.turns import Job
+from headrace.engine.state import EngineState
 
 log = logging.getLogger("headrace.routers")
 
@@ -25,23 +25,23 @@ PASSES_PER_DRAIN = 8
 
 
 class Drains(Job):
-    """Those who wait.  Theirs are turns of the loop too, and never put off with the routers'."""
+    """The drains that readers wait for: a job of the loop that is never put off, as routers are."""
 
-    __slots__ = ("_core", "_forwarder", "_ready", "_waiting")
+    __slots__ = ("_forwarder", "_ready", "_state", "_waiting")
 
-    def __init__(self, core: Core, forwarder: Forwarder) -> None:
+    def __init__(self, state: EngineState, forwarder: Forwarder) -> None:
         super().__init__()
-        self._core = core
+        self._state = state
         self._forwarder = forwarder
-        self._waiting: list[_Drain] = []  # until some router has got on
+        self._waiting: list[_Drain] = []  # until a router has moved on
         self._ready: deque[_Drain] = deque()
 
     def into(self, name: str) -> Ticket[None] | None:
-        """Bring a topic up to date with what routers owe it.  None: it is; else wait for it."""
-        return self.run(self.upstream(name)) if name in self._core.routed else None
+        """Bring a topic up to date with its routers.  None: it is; else the ticket to wait for."""
+        return self.run(self.upstream(name)) if name in self._state.routed else None
 
     def upstream(self, name: str) -> list[Router]:
-        """The routers that feed a topic, and those that feed their sources, farthest first."""
+        """Return the routers that feed a topic and, before them, those that feed their sources."""
         found: list[Router] = []
         seen: set[str] = set()
         ahead = [name]
@@ -50,71 +50,77 @@ class Drains(Job):
             if name in seen:
                 continue
             seen.add(name)
-            for router in self._core.routed.get(name, ()):
+            for router in self._state.routed.get(name, ()):
                 found.append(router)
                 ahead.append(router.source.name)
         found.reverse()
         return found
 
-    def run(self, routers: list[Router]) -> Ticket[None] | None:
-        """Have these routers, one after the other, consume what there is."""
-        drain = _Drain(self._core, self._forwarder, routers)
-        if drain.poke():
+    def run(self, routers: list[Router], *, give_up: bool = False) -> Ticket[None] | None:
+        """Have these routers, one after the other, consume what their sources hold now.
+
+        `give_up`: what a destination does not take is announced there as lost.
+        """
+        drain = _Drain(self._state, self._forwarder, routers, give_up)
+        if drain.advance():
             return None
-        drain.ticket = Ticket(self._core.runtime)
-        self._park(drain)
+        drain.ticket = Ticket(self._state.runtime)
+        self._queue_up(drain)
         return drain.ticket
 
-    def _park(self, drain: _Drain) -> None:
+    def _queue_up(self, drain: _Drain) -> None:
         if drain.wants_turn:
             self._ready.append(drain)
-            self._core.turns.enqueue(self)
+            self._state.turns.enqueue(self)
         else:
             self._waiting.append(drain)
 
     def wake(self) -> None:
-        """Some router has got on, or cannot."""
+        """Look at all waiting drains again: a router has moved on, or cannot."""
         if self._waiting:
             self._ready.extend(self._waiting)
             self._waiting.clear()
-            self._core.turns.enqueue(self)
+            self._state.turns.enqueue(self)
 
     def step(self) -> bool:
         ready = self._ready
         while ready:
-            self._poke(ready.popleft())
-            if self._core.turns.over:
+            self._advance(ready.popleft())
+            if self._state.turns.over:
                 break
         return bool(ready)
 
-    def _poke(self, drain: _Drain) -> None:
+    def _advance(self, drain: _Drain) -> None:
         assert drain.ticket is not None
         try:
-            done = drain.poke()
+            done = drain.advance()
         except Exception as error:
-            # The others wait for theirs.
+            # One drain that fails must not stop the others.
             log.exception("a destination could not be brought up to date")
             drain.ticket.fail(typed(error))
             return
         if done:
             drain.ticket.resolve(None)
         else:
-            self._park(drain)
+            self._queue_up(drain)
 
 
 class _Drain:
-    """Somebody waits until some routers have consumed what there is now, one after the other."""
+    """A wait until some routers, one after the other, have consumed what their sources hold."""
 
-    def __init__(self, core: Core, forwarder: Forwarder, routers: list[Router]) -> None:
-        self._core = core
+    def __init__(
+        self, state: EngineState, forwarder: Forwarder, routers: list[Router], gives_up: bool
+    ) -> None:
+        self._state = state
         self._forwarder = forwarder
+        self._gives_up = gives_up
         self._left = routers[::-1]
         self._target: int | None = None
         self.ticket: Ticket[None] | None = None
-        self.wants_turn = False  # else it waits for a router
+        self.wants_turn = False  # False: it waits for a router
 
-    def poke(self) -> bool:
-        """Do what can be done now; whether all is done."""
+    def advance(self) -> bool:
+        """Do what can be done now; return whether everything is done."""
         forwarder = self._forwarder
         self.wants_turn = False
         passes = 0
@@ -133,23 +139,25 @@ class _Drain:
             if not self._step(router):
                 if router.busy or forwarder.held:
                     return False
-                self._left.pop()  # as far as it can come
+                if self._gives_up and forwarder.give_up(router):
+                    continue
+                self._left.pop()  # its destination takes no more for now
                 self._target = None
         return True
 
     def _step(self, router: Router) -> bool:
-        """One pass of a router; whether it has got on."""
+        """Run one pass of a router; return whether it has moved on."""
         forwarder = self._forwarder
         before, durable_to = router.cursor, router.durable_to
         if not router.busy and not forwarder.held:
-            forwarder.run(self._beside(router))
-        if router.busy and not self._core.shard_of(router.dest.id).troubled:
-            for shard in self._core.shards:
+            forwarder.run(self._same_place(router))
+        if router.busy and not self._state.shard_of(router.dest.id).troubled:
+            for shard in self._state.shards:
                 shard.flush()
         return router.cursor > before or router.durable_to > durable_to
 
-    def _beside(self, router: Router) -> list[Router]:
-        """A router and others that stand at the same place, who would have to do the same."""
+    def _same_place(self, router: Router) -> list[Router]:
+        """Return a router and others of its source with the same cursor, for one pass."""
         job, cursor = self._forwarder.sources[router.source.id], router.cursor
         others = (
             other
@@ -160,5 +168,5 @@ class _Drain:
             and not other.busy
             and not other.blocked
         )
-        # In the order of all passes: what two of them bring to one topic has an order, too.
+        # By id, as in every pass: copies of two routers in one topic have an order, too.
         return sorted([router, *islice(others, ROUTERS_PER_PASS - 1)], key=lambda each: each.id)

@@ -1,57 +1,58 @@
-"""Routers after a restart: who was there, how far they were, and every copy as it was before.
+"""Recovery of routers: their options, their cursors, and every copy as it was before.
 
 Only this file replays the entries of routers.  A forward entry names records of the source, which
-are in files, or in the log and so in memory; copies are made of them again by the very code that
-made them first.  Two things may be out of step while replaying, and are set right here:
+are in files, or in the log and so in memory; the same code that made the copies first
+(`copied_records.py`) makes them again.  Two things may be out of order while replaying:
 
-* a record may be dead already, because the entry that took it had been staged before the copy was;
-  so dead rows of sources stay at hand until the log has been read (`Core.pinned`);
-* with several shards, the log of a destination may be read before that of its source; then what is
-  said of the destination is put aside, in order, until the source is there.  More than fits into
-  `replay_memory_bytes`, and the log of the destination waits for the others (`Waiting`).
+* a record may be dead already, because the entry that removed it was staged before the copy was;
+  so dead rows of sources are kept until the log has been read (`EngineState.pin_dead_rows`);
+* with several shards, the log of a destination may be read before that of its source; then the
+  entries of the destination are put aside, in order, until the source is there.  When they are more
+  than fit into `replay_memory_bytes`, the log of the destination waits for the others (`Waiting`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import msgspec
 from pyroaring import BitMap64
 
-from headrace.engine.core_state import Core
-from headrace.engine.routers.copies import Window, joined
-from headrace.engine.routers.routing import Routers
+from headrace.engine.routers.copied_records import Window, joined
+from headrace.engine.routers.directory import RouterDirectory
 from headrace.engine.routers.snapshot import HOPS, KEYS, NEXT_ID, PART, KeyRows
 from headrace.engine.routers.state import CopiedKeys, HopRuns
-from headrace.engine.seal import Capture
-from headrace.engine.topic import Topic
+from headrace.engine.sealing.seal import Capture
+from headrace.engine.state import EngineState
+from headrace.engine.topics.topic import Topic
 from headrace.storage.block import Block, Rows
-from headrace.storage.frame import (
+from headrace.storage.wal.frame import (
     ENTRY_FORWARD,
     ENTRY_ROUTER,
     FORWARD_KEY,
     FORWARD_LOST,
     FORWARD_STORED,
+    CopyTarget,
     Forward,
     RouterDelete,
     RouterPut,
-    Target,
     decode_control,
 )
-from headrace.storage.scan import Waiting
+from headrace.storage.wal.scan_shards import Waiting
 
-# What a forward entry that was put aside takes, about.
+# About how much memory a forward entry that was put aside takes.
 FORWARD_ASIDE_BYTES = 512
 
-Said = tuple[int, bytes] | tuple[Forward, Target]
+PutAside = tuple[int, bytes] | tuple[Forward, CopyTarget]
 
 log = logging.getLogger("headrace.recovery")
 
 
 class Replayer(Protocol):
-    """What recovery does for us."""
+    """What recovery does for routers."""
 
     def append(self, topic: Topic, block: Block) -> None: ...
     def given_out(self, topic: Topic, seq: int) -> None: ...
@@ -59,37 +60,37 @@ class Replayer(Protocol):
 
 
 class RouterReplay:
-    """The routers of an engine that is coming back."""
+    """The routers of an engine that recovers."""
 
-    def __init__(self, core: Core, routers: Routers, replayer: Replayer) -> None:
-        self._core = core
+    def __init__(self, state: EngineState, routers: RouterDirectory, replayer: Replayer) -> None:
+        self._state = state
         self._routers = routers
         self._replayer = replayer
         self._states: dict[int, RouterPut] = {}
-        self._early: dict[int, tuple[int, int]] = {}  # cursors of routers not heard of yet
+        self._early: dict[int, tuple[int, int]] = {}  # cursor and total before the put
         self._gone: set[int] = set()
         self._hops: dict[int, HopRuns] = {}
         self._keys: dict[int, dict[tuple[str, int, int], CopiedKeys]] = {}
         self._next_id = 1
         self._stored_parts: set[str] = set()
         self._dead: dict[int, tuple[Topic, list[Block]]] = {}  # deleted sources
-        # What is said of a destination, from the first entry on whose source is not there.
-        self.aside: dict[int, deque[Said]] = {}
-        self.waiting = Waiting(core.settings.replay_memory_bytes)
-        self._waiting_for: dict[int, set[int]] = {}  # by source: destinations put aside
-        self._window: tuple[Forward, Window] | None = None  # made last
-        self.several = False  # logs: else whatever is wanted of a topic comes before its delete
+        # Entries of a destination, from the first one on whose source is not there yet.
+        self.aside: dict[int, deque[PutAside]] = {}
+        self.waiting = Waiting(state.settings.replay_memory_bytes)
+        self._waiting_for: dict[int, set[int]] = {}  # by source: destinations that wait for it
+        self._window: tuple[Forward, Window] | None = None  # of the last entry
+        self.several = False  # several logs: records of a topic may be needed after its delete
 
     # The snapshot
 
     def restore(self, extra: dict[str, bytes]) -> None:
-        """What a snapshot says of routers."""
+        """Take over what a snapshot says of routers."""
         decode = msgspec.msgpack.decode
         for name, part in extra.items():
             if name.startswith(PART):
                 for state in decode(part, type=list[RouterPut]):
                     self._states[state.router_id] = state
-                    self._core.pinned.add(state.source_id)
+                    self._state.pin_dead_rows(state.source_id)
             elif name.startswith(KEYS):
                 dest_id = int(name[len(KEYS) :])
                 rows = decode(part, type=KeyRows)
@@ -106,7 +107,7 @@ class RouterReplay:
     # The log
 
     def entry(self, kind: int, entry: bytes) -> None:
-        """An entry of a router."""
+        """Apply an entry of a router."""
         if kind == ENTRY_ROUTER:
             self._put(decode_control(entry, RouterPut)[1])
         elif kind == ENTRY_FORWARD:
@@ -118,9 +119,25 @@ class RouterReplay:
             self._states.pop(router_id, None)
             self._gone.add(router_id)
 
+    def connected(self) -> Iterator[int]:
+        """The topics that the routers known so far read from and write to."""
+        for state in self._states.values():
+            yield from (state.source_id, state.dest_id)
+
+    def named(self, kind: int, entry: bytes) -> Iterable[int]:
+        """The topics that an entry connects; those of a copy are connected by an earlier entry,
+        unless that is in another log."""
+        if kind == ENTRY_ROUTER:
+            put = decode_control(entry, RouterPut)[1]
+            return (put.source_id, put.dest_id)
+        if kind == ENTRY_FORWARD and self.several:
+            forward = decode_control(entry, Forward)[1]
+            return (forward.source_id, *(target.dest_id for target in forward.targets))
+        return ()
+
     def _put(self, state: RouterPut) -> None:
         self._next_id = max(self._next_id, state.router_id + 1)
-        self._core.pinned.add(state.source_id)
+        self._state.pin_dead_rows(state.source_id)
         if state.router_id in self._gone:
             return
         known = self._states.get(state.router_id)
@@ -131,7 +148,7 @@ class RouterReplay:
             state = msgspec.structs.replace(state, cursor=cursor, forwarded_total=total)
         self._states[state.router_id] = state
 
-    def _advance(self, forward: Forward, target: Target) -> None:
+    def _advance(self, forward: Forward, target: CopyTarget) -> None:
         state = self._states.get(target.router_id)
         if state is None:
             self._early[target.router_id] = (forward.last, target.forwarded_total)
@@ -141,7 +158,7 @@ class RouterReplay:
             )
 
     def whole(self, topic: Topic, encoded: bytes, block: Block) -> None:
-        """An append entry whose records are copies of records that the log does not have."""
+        """Note an append entry whose records are copies of records that the log does not have."""
         forward = msgspec.msgpack.decode(encoded, type=Forward)
         target = forward.targets[0]
         self._advance(forward, target)
@@ -150,7 +167,7 @@ class RouterReplay:
     # Destinations that wait for their source
 
     def put_aside(self, kind: int, topic_id: int, entry: bytes) -> bool:
-        """Whether this entry has to wait for one before it."""
+        """Put an entry aside if its topic has others that wait; return whether it was."""
         waiting = self.aside.get(topic_id)
         if waiting is None:
             return False
@@ -158,7 +175,7 @@ class RouterReplay:
         self.waiting.bytes += len(entry)
         return True
 
-    def _forward(self, forward: Forward, target: Target) -> None:
+    def _forward(self, forward: Forward, target: CopyTarget) -> None:
         if target.dest_id in self.aside:
             self.aside[target.dest_id].append((forward, target))
         elif not self._apply(forward, target):
@@ -167,12 +184,12 @@ class RouterReplay:
             return
         self.waiting.bytes += FORWARD_ASIDE_BYTES
 
-    def _wait(self, forward: Forward, target: Target, said: deque[Said]) -> None:
-        self.aside[target.dest_id] = said
+    def _wait(self, forward: Forward, target: CopyTarget, entries: deque[PutAside]) -> None:
+        self.aside[target.dest_id] = entries
         self._waiting_for.setdefault(forward.source_id, set()).add(target.dest_id)
 
     def appended(self, topic_id: int) -> None:
-        """A topic has more records: whoever waits for them may go on."""
+        """Go on with the destinations that wait for records of this topic: it has more."""
         for dest_id in self._waiting_for.pop(topic_id, ()):
             self._go_on(dest_id)
 
@@ -182,7 +199,7 @@ class RouterReplay:
         while waiting:
             first, second = waiting.popleft()
             if isinstance(first, Forward):
-                assert isinstance(second, Target)
+                assert isinstance(second, CopyTarget)
                 if not self._apply(first, second, give_up=give_up):
                     waiting.appendleft((first, second))
                     self._wait(first, second, waiting)
@@ -195,50 +212,52 @@ class RouterReplay:
                 self._replayer.apply(first, second)
 
     def finish_log(self) -> None:
-        """The log is at its end: what is waited for was lost, to a power loss in another shard."""
+        """Apply what still waits at the end of the log: a power loss took its sources."""
         while self.aside:
-            self._go_on(self._hopeless(), give_up=True)
+            self._go_on(self._next_to_give_up(), give_up=True)
 
-    def _hopeless(self) -> int:
-        """A destination whose source will not come, rather than one whose source waits too."""
-        for dest_id, said in self.aside.items():
-            first = said[0][0]
+    def _next_to_give_up(self) -> int:
+        """Return a destination to give up on, if possible one whose source does not wait itself."""
+        for dest_id, entries in self.aside.items():
+            first = entries[0][0]
             if isinstance(first, Forward) and first.source_id not in self.aside:
                 return dest_id
         return next(iter(self.aside))
 
     # Copies
 
-    def _apply(self, forward: Forward, target: Target, *, give_up: bool = False) -> bool:
-        """Make the copies of one destination again; False: their source is not there yet."""
-        dest = self._core.by_id.get(target.dest_id)
+    def _apply(self, forward: Forward, target: CopyTarget, *, give_up: bool = False) -> bool:
+        """Make the copies of one destination again; return False if their source is not there."""
+        dest = self._state.by_id.get(target.dest_id)
         if dest is None or not target.first_seq:
             self._advance(forward, target)
             return True
         if target.first_seq <= dest.head:
-            dest.reserved = max(dest.reserved, target.reserved_to)
+            dest.reservation.raise_to(target.reserved_to)
             self._advance(forward, target)
             self._note(forward, target, dest, None)
             return True
         if forward.flags & FORWARD_LOST:
             self._replayer.given_out(dest, target.first_seq - 1)
             dest.add_trim(target.first_seq, target.first_seq + _count(forward) - 1)
-            self._core.mark(dest)
+            dest.mark_changed()
             self._note(forward, target, dest, None)
         elif not forward.flags & FORWARD_STORED:
             self._replayer.given_out(dest, target.first_seq + _count(forward) - 1)
-            dest.last_ts = max(dest.last_ts, target.ts)
+            dest.replay_ts(target.ts)
             self._note(forward, target, dest, None)
         else:
             window = self._window_of(forward)
             if window is None and not give_up:
                 return False
             self._copy(forward, target, dest, window)
-        dest.reserved = max(dest.reserved, target.reserved_to)
+        dest.reservation.raise_to(target.reserved_to)
         self._advance(forward, target)
         return True
 
-    def _copy(self, forward: Forward, target: Target, dest: Topic, window: Window | None) -> None:
+    def _copy(
+        self, forward: Forward, target: CopyTarget, dest: Topic, window: Window | None
+    ) -> None:
         if window is None:
             log.warning("copies in %r are lost with their source", dest.name)
             self._replayer.given_out(dest, target.first_seq + _count(forward) - 1)
@@ -248,8 +267,8 @@ class RouterReplay:
         self._replayer.append(dest, block)
         self._note(forward, target, dest, block)
 
-    def _note(self, forward: Forward, target: Target, dest: Topic, block: Block | None) -> None:
-        """What is remembered of copies beside them."""
+    def _note(self, forward: Forward, target: CopyTarget, dest: Topic, block: Block | None) -> None:
+        """Note the hops of copies, and their keys."""
         count = block.count if block is not None else _count(forward)
         runs = self._hops.setdefault(dest.id, HopRuns())
         runs.add(target.first_seq, forward.hops or [count, 1])
@@ -259,10 +278,10 @@ class RouterReplay:
             keys.add(_copied(forward), target.first_seq)
 
     def _window_of(self, forward: Forward) -> Window | None:
-        """The records of an entry; all targets of one entry share them."""
+        """Return the records of an entry, which all its targets share; None: they are not there."""
         if self._window is not None and self._window[0] is forward:
             return self._window[1]
-        topic = self._core.by_id.get(forward.source_id)
+        topic = self._state.by_id.get(forward.source_id)
         blocks = topic.blocks.since(forward.first) if topic is not None else []
         if topic is None:
             topic, blocks = self._dead.get(forward.source_id, (None, []))
@@ -277,12 +296,12 @@ class RouterReplay:
         return window
 
     def _rows(self, topic_id: int, blocks: list[Block], seqs: list[int]) -> Rows | None:
-        """These records of a source, dead or alive."""
+        """Return these records of a source, dead or alive; None: some are not there."""
         first, last = seqs[0], seqs[-1]
         in_memory = blocks[0].first_seq if blocks else last + 1
         parts: list[Rows] = []
         if first < in_memory:
-            for run in self._core.catalog.runs(topic_id):
+            for run in self._state.catalog.runs(topic_id):
                 if run.first_seq < in_memory and run.first_seq <= last and run.last_seq >= first:
                     low, high = run.row_of(first), run.row_of(min(last, in_memory - 1) + 1)
                     if high > low:
@@ -306,22 +325,22 @@ class RouterReplay:
     # Pinned rows
 
     def dropped(self, topic: Topic) -> None:
-        """A topic is about to be forgotten; the log of a destination may want its records yet."""
-        if topic.id in self._core.pinned and self.several:
+        """Keep the blocks of a topic that is being forgotten, for copies in logs not read yet."""
+        if self._state.is_pinned(topic.id) and self.several:
             self._dead[topic.id] = (topic, list(topic.blocks))
 
     def sealed_with_dead(self, captured: Capture) -> Capture:
-        """What is sealed in the middle of a replay, with the dead rows that may be wanted yet."""
+        """Return what to seal in the middle of a replay, with dead rows that copies may need."""
         topic = captured.topic
-        if topic.id not in self._core.pinned:
+        if not self._state.is_pinned(topic.id):
             return captured
         return msgspec.structs.replace(
             captured, blocks=topic.blocks.since(topic.sealed_to + 1), base=topic.sealed_to
         )
 
     def finish(self) -> None:
-        """Everything was replayed: hand the routers over."""
-        self._core.pinned.clear()
+        """Hand the routers over to the directory: everything was replayed."""
+        self._state.unpin()
         self._dead.clear()
         self._window = None
         self._routers.adopt(
@@ -330,7 +349,7 @@ class RouterReplay:
 
 
 def _copied(forward: Forward) -> list[int]:
-    """The seqs of the records that were copied."""
+    """Return the seqs of the records that were copied."""
     everything = range(forward.first, forward.last + 1)
     if not forward.skip:
         return list(everything)
@@ -339,5 +358,6 @@ def _copied(forward: Forward) -> list[int]:
 
 
 def _count(forward: Forward) -> int:
+    """Return how many records were copied."""
     skipped = len(BitMap64.deserialize(forward.skip)) if forward.skip else 0
     return forward.last - forward.first + 1 - skipped

@@ -1,7 +1,7 @@
-"""Routers in a snapshot: which parts of it changed, and what they say.
+"""Routers in a snapshot: its parts about them, and which of these have changed.
 
-Only this file knows how `extra` of a snapshot holds routers (docs/formats/snapshot.md).  So many
-routers are a part, so that what is written follows what changed.
+Only this file knows how `extra` of a snapshot holds routers (docs/formats/snapshot.md).
+`ROUTERS_PER_PART` routers are a part, so that a snapshot writes little more than what changed.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.engine.core_state import Core
 from headrace.engine.routers.forwarding import Forwarder
-from headrace.engine.routers.picking import key_of
+from headrace.engine.routers.selection import key_of
+from headrace.engine.state import EngineState
 
 if TYPE_CHECKING:
-    from headrace.engine.routers.routing import Routers
+    from headrace.engine.routers.directory import RouterDirectory
 
 ROUTERS_PER_PART = 256
 PART = "routers:"
 HOPS = "router-hops"
 KEYS = "router-keys:"
 NEXT_ID = "router-next"
-# Routers that are gone, and whose keys a destination remembers nevertheless.
+# Deleted routers whose keys a destination still remembers, at most.
 KEY_SETS_MAX = 64
 
 KeyRows = list[tuple[str, int, int, list[tuple[bytes, bytes]]]]
 
 
 class RouterParts:
-    """What the next snapshot has to say of routers."""
+    """The parts about routers that the next snapshot has to write."""
 
-    def __init__(self, core: Core, routers: Routers) -> None:
-        self._core = core
+    def __init__(self, state: EngineState, routers: RouterDirectory) -> None:
+        self._state = state
         self._routers = routers
         self.stored: set[str] = set()  # parts that a snapshot may have
 
@@ -42,7 +42,7 @@ class RouterParts:
         return self._routers.forwarder
 
     def capture(self) -> dict[str, bytes]:
-        """Parts that changed, by name; empty: gone.  Nothing is being forwarded meanwhile."""
+        """Return the parts that changed, by name; empty: gone.  Forwarding is held meanwhile."""
         routers, forwarder = self._routers, self._forwarder
         encode = msgspec.msgpack.encode
         parts: dict[str, bytes] = {}
@@ -51,7 +51,7 @@ class RouterParts:
         for number in changed:
             ids = range(number * ROUTERS_PER_PART, (number + 1) * ROUTERS_PER_PART)
             here = [routers.by_id[i] for i in ids if i in routers.by_id]
-            # One that is being created is not there yet; one that is being deleted is.
+            # A router that is being created is left out; one that is being deleted is kept.
             states = [r.state() for r in here if r.live or routers.by_name.get(r.name) is not r]
             parts[f"{PART}{number}"] = encode(states) if states else b""
         for dest_id in forwarder.keys_changed:
@@ -69,11 +69,11 @@ class RouterParts:
         return parts
 
     def _encode_keys(self, dest_id: int) -> bytes:
-        dest = self._core.by_id.get(dest_id)
+        dest = self._state.by_id.get(dest_id)
         sets = self._forwarder.keys.get(dest_id, {})
         if dest is not None:
             sets = {key: keys for key, keys in sets.items() if keys.drop_to(dest.base)}
-            there = {key_of(router) for router in self._core.routed.get(dest.name, ())}
+            there = {key_of(router) for router in self._state.routed.get(dest.name, ())}
             for key in [key for key in sets if key not in there][:-KEY_SETS_MAX]:
                 del sets[key]
             self._forwarder.keys[dest_id] = sets
@@ -81,11 +81,11 @@ class RouterParts:
         return msgspec.msgpack.encode(rows) if rows and dest is not None else b""
 
     def give_back(self, parts: dict[str, bytes]) -> None:
-        """The snapshot was not written: all of it is for the next one."""
+        """Have these parts written by the next snapshot: this one was not written."""
         self.stored_before(parts.keys())
 
     def stored_before(self, names: Iterable[str]) -> None:
-        """A snapshot may have these parts, and may say in them what is not true any more."""
+        """Note that a snapshot may have these parts, which may be out of date."""
         self.stored.update(names)
         for name in names:
             if name.startswith(PART):

@@ -1,12 +1,12 @@
-"""A router as plain state: what it copies, how far it has come, what it knows of its copies.
+"""The state of a router: its options, its cursor, and what is remembered of its copies.
 
-Nothing here waits, writes or knows time.  Three questions are answered: which topics a new router
-would connect in a circle (`find_cycle`), how often a record has been forwarded (`HopRuns`), and
-which records of a source have a live copy with a key (`CopiedKeys`).
+Nothing here waits or writes, and time is an argument.  `find_cycle` finds the cycle of topics that
+a new router would close, `HopRuns` says how often a record has been forwarded, and `CopiedKeys`
+which records of a source have been copied with a key.
 
 The hops of a record are not stored with it.  A topic that routers read from remembers them, as runs
-of seqs, for the records that some router has still to consume; whatever it does not remember was
-written directly, and has none.  A router that begins with records from before its time (a backfill)
+of seqs, for the records that some router has still to consume; a record that is not in a run was
+written directly, and has none.  A router that begins with records older than itself (a backfill)
 takes them for records without hops, so that they go at most `router_hops_max` hops more.
 """
 
@@ -23,9 +23,9 @@ from pyroaring import BitMap64
 from headrace.core.clock import NS_PER_MS
 from headrace.core.errors import InvalidRequest
 from headrace.core.limits import seq_max
-from headrace.engine.deleting import TagMatch
-from headrace.engine.topic import Topic
-from headrace.storage.frame import (
+from headrace.engine.removal.deleting import TagMatch
+from headrace.engine.topics.topic import Topic
+from headrace.storage.wal.frame import (
     FORWARD_KEY,
     FORWARD_NODE,
     FORWARD_TAG,
@@ -54,7 +54,7 @@ class RouterOptions(msgspec.Struct, frozen=True, kw_only=True):
     filter: TagMatch | None = None
     allow_cycle: bool = False
     guarantee: str = AT_LEAST_ONCE
-    backfill: bool | int = False  # True: whatever the source holds; a seq: what is after it
+    backfill: bool | int = False  # True: all that the source holds; a seq: what is after it
 
     def __post_init__(self) -> None:
         if self.guarantee not in GUARANTEES:
@@ -98,6 +98,7 @@ class Router:
         "name",
         "preserve_node",
         "preserve_tag",
+        "pressed",
         "retry_ns",
         "source",
     )
@@ -113,15 +114,21 @@ class Router:
         self.cursor = 0
         self.forwarded_total = 0
         self.live = False  # its creation is durable, and its delete was not asked for
-        self.busy = False  # a pass of it is on its way
-        self.blocked = False  # it waits before it tries again to place the next record
-        self.failures = 0  # tries in a row that could not
+        self.busy = False  # a pass of it is not settled yet
+        self.blocked = False  # it waits before it tries the next record again
+        self.pressed = False  # and for nothing but what soon comes by itself, memory mostly
+        self.failures = 0  # failed tries in a row
         self.retry_ns = 0
         self.durable_to = 0  # records of the source up to here are on disk, in every shard
 
     @property
+    def names(self) -> tuple[str, str, str]:
+        """Return its name and those of its topics: who uses it must be allowed all of them."""
+        return self.name, self.source.name, self.dest.name
+
+    @property
     def flags(self) -> int:
-        """How its copies are made."""
+        """Return the `FORWARD_*` flags that say how its copies are made."""
         return (
             (FORWARD_NODE if self.preserve_node else 0)
             | (FORWARD_TAG if self.preserve_tag else 0)
@@ -129,7 +136,7 @@ class Router:
         )
 
     def set_options(self, state: RouterPut) -> None:
-        """Take over everything that may be changed."""
+        """Take over the options that a put may change."""
         self.preserve_node = state.preserve_node
         self.preserve_tag = state.preserve_tag
         self.filter = None if state.filter is None else TagMatch(*state.filter)
@@ -137,7 +144,7 @@ class Router:
         self.exactly_once = state.exactly_once
 
     def state(self) -> RouterPut:
-        """As the log and the snapshot have it."""
+        """Return the router as the log and the snapshot have it."""
         return RouterPut(
             self.id,
             self.name,
@@ -153,6 +160,7 @@ class Router:
         )
 
     def info(self) -> RouterInfo:
+        """Return the router as it is shown."""
         return RouterInfo(
             self.name,
             self.source.name,
@@ -167,22 +175,23 @@ class Router:
             self.failures > 0,
         )
 
-    def back_off(self, now_ns: int) -> None:
-        """Nothing can be placed now.  A try before its time does not put the next one off."""
+    def back_off(self, now_ns: int, *, pressed: bool = False) -> None:
+        """Wait before the next try.  A failed try before its time does not make the wait longer."""
         self.blocked = True
+        self.pressed = pressed
         if self.retry_ns <= now_ns:
             delay_ms = min(BACK_OFF_MS_MIN << min(self.failures, 16), BACK_OFF_MS_MAX)
             self.failures += 1
             self.retry_ns = now_ns + delay_ms * NS_PER_MS
 
     def placed(self) -> None:
-        """A pass got through."""
-        self.blocked = False
+        """End the waiting: a pass has placed its copies."""
+        self.blocked = self.pressed = False
         self.failures = self.retry_ns = 0
 
 
 def filter_tuple(match: TagMatch | None) -> tuple[str, str, str] | None:
-    """A filter as it is written.
+    """Return a filter as it is written.
 
     >>> filter_tuple(TagMatch("chat:", True))
     ('tag', 'Glob', 'chat:*')
@@ -193,7 +202,7 @@ def filter_tuple(match: TagMatch | None) -> tuple[str, str, str] | None:
 
 
 def find_cycle(next_of: Callable[[str], Iterable[str]], source: str, dest: str) -> list[str] | None:
-    """The circle that an edge from `source` to `dest` would close, from `source` to `source`.
+    """Return the cycle that an edge from `source` to `dest` would close, both ends `source`.
 
     >>> edges = {"a": ["b"], "b": ["c"]}
     >>> find_cycle(lambda name: edges.get(name, ()), "c", "a")
@@ -220,7 +229,7 @@ def find_cycle(next_of: Callable[[str], Iterable[str]], source: str, dest: str) 
 
 
 class HopRuns:
-    """How often records of one topic have been forwarded, as runs of seqs; 0 where none says.
+    """How often records of one topic have been forwarded, as runs of seqs; 0 outside of runs.
 
     >>> runs = HopRuns()
     >>> runs.add(5, [2, 1, 1, 3])
@@ -241,12 +250,12 @@ class HopRuns:
         return len(self._firsts)
 
     def flat(self) -> list[int]:
-        """First, last and hops of each run in turn."""
+        """Return first, last and hops of each run in turn."""
         rows = zip(self._firsts, self._lasts, self._hops, strict=True)
         return [number for row in rows for number in row]
 
     def add(self, first: int, counted: Sequence[int]) -> None:
-        """From `first` on: how many, their hops, and so on.  What is known already stays."""
+        """Add runs from `first` on, as pairs of count and hops.  Runs that are known stay."""
         for count, hops in zip(counted[0::2], counted[1::2], strict=True):
             last = first + count - 1
             known = self._lasts[-1] if self._lasts else 0
@@ -261,7 +270,7 @@ class HopRuns:
             first = last + 1
 
     def of(self, seqs: Sequence[int]) -> list[int]:
-        """The hops of each of these seqs."""
+        """Return the hops of each of these seqs."""
         found = []
         for seq in seqs:
             at = bisect_right(self._firsts, seq) - 1
@@ -269,7 +278,7 @@ class HopRuns:
         return found
 
     def run_from(self, seq: int) -> tuple[int, int]:
-        """The hops of this seq, and the last one up to which they are the same.
+        """Return the hops of this seq, and the last seq up to which they are the same.
 
         >>> HopRuns([5, 6, 2]).run_from(5), HopRuns([5, 6, 2]).run_from(3)
         ((2, 6), (0, 4))
@@ -281,14 +290,14 @@ class HopRuns:
         return 0, self._firsts[following] - 1 if following < len(self) else seq_max
 
     def drop_to(self, seq: int) -> None:
-        """Records up to this one have been consumed by all."""
+        """Drop runs up to this seq: all routers have consumed them."""
         gone = bisect_right(self._lasts, seq)
         if gone:
             del self._firsts[:gone], self._lasts[:gone], self._hops[:gone]
 
 
 def counted(values: Sequence[int]) -> list[int]:
-    """How many in a row have the same value, the value, and so on.
+    """Return runs of equal values, as pairs of count and value.
 
     >>> counted([1, 1, 3])
     [2, 1, 1, 3]
@@ -317,6 +326,7 @@ class CopiedKeys:
         self._pairs = [(BitMap64.deserialize(a), BitMap64.deserialize(b)) for a, b in pairs]
 
     def encode(self) -> list[tuple[bytes, bytes]]:
+        """Return the pairs of sets as a snapshot has them."""
         for pair in self._pairs:
             for seqs in pair:
                 seqs.run_optimize()
@@ -326,7 +336,7 @@ class CopiedKeys:
         return sum(len(copies) for _, copies in self._pairs)
 
     def add(self, seqs: Sequence[int], first_copy: int) -> None:
-        """These records were copied, to consecutive seqs.  Saying it twice is saying it once."""
+        """Note that these records were copied to consecutive seqs.  Noting it twice is harmless."""
         if not self._pairs or self._pairs[-1][0].max() >= seqs[0]:
             if any(first_copy in copies for _, copies in self._pairs):
                 return
@@ -336,15 +346,15 @@ class CopiedKeys:
         copies.add_range(first_copy, first_copy + len(seqs))
 
     def may_have(self, first: int) -> bool:
-        """Whether any record from this seq on was copied before."""
+        """Return whether any record from this seq on was copied before."""
         return any(sources.max() >= first for sources, _ in self._pairs)
 
     def copies_of(self, seq: int) -> list[int]:
-        """Where the copies of a record went, alive or not."""
+        """Return the seqs of the copies of a record, alive or not."""
         return [copies[sources.rank(seq) - 1] for sources, copies in self._pairs if seq in sources]
 
     def drop_to(self, base: int) -> bool:
-        """Copies up to this seq are gone; False: all are."""
+        """Forget copies up to this seq, which are gone; return whether any are left."""
         self._pairs = [pair for pair in self._pairs if pair[1].max() > base]
         for sources, copies in self._pairs:
             gone = copies.rank(base)
@@ -355,7 +365,7 @@ class CopiedKeys:
 
 
 def keyed_meta(meta: bytes | None, router: str, source: Topic, seq: int) -> bytes:
-    """The meta of a copy that can be told from any other copy."""
+    """Return the meta of a copy with a key that no other copy has."""
     key = {
         "idempotency_key": f"router:{router}:{source.id}:{source.epoch}:{seq}",
         "router": router,
@@ -376,7 +386,7 @@ def keyed_meta(meta: bytes | None, router: str, source: Topic, seq: int) -> byte
 
 
 def _as_json(meta: bytes) -> bytes:
-    """Meta that another dialect wrote need not be JSON."""
+    """Return meta as JSON, which meta of another dialect need not be."""
     try:
         msgspec.json.decode(meta)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

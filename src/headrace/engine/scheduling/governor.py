@@ -1,4 +1,4 @@
-"""The governor: what load makes of pressure, and pressure of the rungs of a ladder.
+"""The governor: computes pressure from load, and from pressure the measures to take (rungs).
 
 Only this file knows the thresholds.  Pressure is a number from 0 to 1 made of three signals: how
 much is ready and waits, how long it waits, and how busy the loop is.  No signal alone is an
@@ -18,15 +18,15 @@ from typing import Final, NamedTuple
 # How often the governor looks.
 LOOK_MS: Final = 100
 
-# When a signal counts as full.  One loop serves everything: the seed's "workers" are one.
+# When a signal counts as full.  One loop serves everything, so there is one worker.
 WORKERS: Final = 1
-DEPTH_FULL: Final = 256 * WORKERS  # about as much as takes the latency ceiling to serve
+DEPTH_FULL: Final = 256 * WORKERS  # takes about as long to serve as the latency ceiling
 LATENCY_FULL_MS: Final = 5.0
 # What a full signal is worth; together they are 1, the last rung.
 DEPTH_WEIGHT: Final = 0.3
 LATENCY_WEIGHT: Final = 0.5
 BUSY_WEIGHT: Final = 0.2
-# How much a look counts against those before it.
+# The weight of a look against those before it.
 SMOOTHING: Final = 0.3
 
 # The rungs.
@@ -58,7 +58,7 @@ class Load(NamedTuple):
 
 
 def coalesce_ms(pressure: float) -> int:
-    """How long deliveries of a topic are put together.
+    """Return how long deliveries of a topic are put together.
 
     >>> [coalesce_ms(pressure) for pressure in (0, 0.2, 0.4, 0.6, 1)]
     [0, 0, 5, 10, 20]
@@ -68,7 +68,7 @@ def coalesce_ms(pressure: float) -> int:
 
 
 def window_ms(pressure: float) -> float:
-    """How long a sync that somebody waits for waits for more to join it.
+    """Return how long a sync waits for more appends to join it.
 
     >>> [window_ms(pressure) for pressure in (0, 0.4, 0.5, 1)]
     [0.0, 0.0, 5.25, 10.0]
@@ -79,7 +79,7 @@ def window_ms(pressure: float) -> float:
 
 
 class Governor:
-    """Pressure, and on which rungs it stands.
+    """The pressure of one engine, and which rungs are in use.
 
     >>> governor = Governor()
     >>> governor.look(Load(busy=1.0), now_ms=0), governor.coalesce_ms
@@ -99,21 +99,21 @@ class Governor:
         self._standing = dict.fromkeys(RUNGS, False)
 
     def look(self, load: Load, now_ms: int) -> float:
-        """Take a measurement into account; the pressure now."""
+        """Take a measurement into account; return the pressure."""
         self.latency_ms += (load.latency_ms - self.latency_ms) * SMOOTHING
         self._late += (load.late - self._late) * SMOOTHING
         self.depth = _share(load.depth, DEPTH_FULL)
         self.latency = _share(self.latency_ms, LATENCY_FULL_MS)
-        # On a machine that has too much to do a loop is busy with waiting for its processor.
+        # On an overloaded machine a loop that waits for its processor counts as busy.
         self.busy = max(_share(load.busy, 1.0), self._late)
         pressure = (
             DEPTH_WEIGHT * self.depth + LATENCY_WEIGHT * self.latency + BUSY_WEIGHT * self.busy
         )
-        self.be_under(min(pressure, 1.0), now_ms)
+        self.set_pressure(min(pressure, 1.0), now_ms)
         return self.pressure
 
-    def be_under(self, pressure: float, now_ms: int) -> None:
-        """Stand on the rungs of this pressure."""
+    def set_pressure(self, pressure: float, now_ms: int) -> None:
+        """Set the pressure, and the rungs that follow from it."""
         assert 0.0 <= pressure <= 1.0, pressure
         self.pressure = pressure
         if pressure <= DEFER_ABOVE:
@@ -144,7 +144,7 @@ class Governor:
         return self.deferring and self.pressure >= SHED_FROM
 
     def rungs(self) -> dict[str, bool]:
-        """Which rungs of the ladder are in use."""
+        """Return which rungs are in use."""
         stands = (self.coalesce_ms > 0, self.window_ms > 0, self.deferring, self.shedding)
         return dict(zip(RUNGS, stands, strict=True))
 

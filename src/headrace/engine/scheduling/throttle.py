@@ -1,4 +1,4 @@
-"""The throttle: measures the load every `LOOK_MS`, and does what the governor makes of it.
+"""The throttle: measures the load every `LOOK_MS`, and does what the governor decides.
 
 Only this file connects the governor with what it governs: the turns of live delivery and of
 background work, the syncs of the log, and the refusal of appends.  A healthy engine pays nothing
@@ -14,30 +14,30 @@ from headrace.core.clock import NS_PER_MS
 from headrace.core.errors import Throttled
 from headrace.engine.scheduling.governor import LOOK_MS, RETRY_AFTER_MS, Governor, Load
 from headrace.engine.scheduling.turns import Turns
-from headrace.storage.wal import WalShard
+from headrace.storage.wal.shard import WalShard
 
 if TYPE_CHECKING:
-    from headrace.engine.core_state import Core
+    from headrace.engine.state import EngineState
 
 
-# A timer that is later than this found the loop at work; timers are exact to a millisecond.
+# A timer that is later than this was delayed by work in the loop; timers are exact to 1 ms.
 LATE_NS = 2 * NS_PER_MS
 
 
 class Throttle:
-    """The ladder of one engine; nothing happens before `start`."""
+    """Applies the governor to one engine; nothing happens before `start`."""
 
-    def __init__(self, core: Core, turns: Turns) -> None:
+    def __init__(self, state: EngineState, turns: Turns) -> None:
         self.governor = Governor()
         self.shedding = False  # read at every append
         self.refused_total = 0
         self.bypassed_total = 0  # appends that asked not to be refused
-        self._core = core
+        self._state = state
         self._turns = turns
         self._running = False
         self._looked_ns = 0
         self._due_ns = 0  # the next look
-        self._worked_ns = 0  # CPU time of the loop's thread at the last one
+        self._worked_ns = 0  # CPU time of the loop's thread at the last look
         self._frames = 0
         self._batches = 0
 
@@ -50,11 +50,11 @@ class Throttle:
         self._look_later()
 
     def _look_later(self) -> None:
-        self._due_ns = self._core.runtime.clock.monotonic_ns() + LOOK_MS * NS_PER_MS
-        self._core.runtime.later(LOOK_MS, self._look)
+        self._due_ns = self._state.runtime.clock.monotonic_ns() + LOOK_MS * NS_PER_MS
+        self._state.runtime.later(LOOK_MS, self._look)
 
     def stop(self) -> None:
-        """Nothing waits on purpose any longer."""
+        """Stop looking, and end every delay."""
         self._running = False
         self.govern(0.0)
 
@@ -67,14 +67,14 @@ class Throttle:
         self._turns.ask()  # so that a wait is measured, although nobody is live
 
     def _measure(self) -> Load:
-        """The load since the last look."""
-        clock, turns, shards = self._core.runtime.clock, self._turns, self._core.shards
+        """Return the load since the last look."""
+        clock, turns, shards = self._state.runtime.clock, self._turns, self._state.shards
         now_ns, worked_ns = clock.monotonic_ns(), clock.thread_ns()
         elapsed_ns, used_ns = now_ns - self._looked_ns, worked_ns - self._worked_ns
         self._looked_ns, self._worked_ns = now_ns, worked_ns
         frames = sum(shard.frames_total for shard in shards)
         batches = sum(shard.batches_total for shard in shards)
-        # What waits for the log is gone at the end of a turn: so many there were on average.
+        # Appends wait for the log until the end of a turn: this is their mean number per batch.
         staged = (frames - self._frames) / max(batches - self._batches, 1)
         self._frames, self._batches = frames, batches
         return Load(
@@ -89,18 +89,18 @@ class Throttle:
     def apply(self, load: Load) -> None:
         """Do what follows from a measurement."""
         self.governor.look(load, self._turns.now_ms)
-        self._obey()
+        self._apply_rungs()
 
     def govern(self, pressure: float) -> None:
-        """Do what follows from a pressure, wherever it comes from."""
-        self.governor.be_under(pressure, self._turns.now_ms)
-        self._obey()
+        """Do what follows from a given pressure, without a measurement."""
+        self.governor.set_pressure(pressure, self._turns.now_ms)
+        self._apply_rungs()
 
-    def _obey(self) -> None:
+    def _apply_rungs(self) -> None:
         governor, turns = self.governor, self._turns
         turns.coalesce_ms = governor.coalesce_ms
         window_ms = round(governor.window_ms)
-        for shard in self._core.shards:
+        for shard in self._state.shards:
             if shard.window_ms != window_ms:
                 shard.widen(window_ms)
         self.shedding = governor.shedding
@@ -112,8 +112,8 @@ class Throttle:
     # Refusing
 
     def refuse_if_full(self, shard: WalShard, disable_backpressure: bool) -> None:
-        """Refuse an append under full pressure, when the log has as much to take as it should."""
-        depth_max = self._core.settings.wal_queue_depth_max
+        """Refuse an append under full pressure, when as many wait for the log as may."""
+        depth_max = self._state.settings.wal_queue_depth_max
         if not self.shedding or shard.depth < depth_max:
             return
         if disable_backpressure:

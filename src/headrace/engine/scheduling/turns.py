@@ -29,16 +29,16 @@ SLICE_NS = 1_000_000
 # What a write costs later in the same turn, when the loop hands it to the kernel (measured: 6 to
 # 9 µs for a short one).  Without it a slice of a millisecond would keep the loop for three.
 WRITE_NS = 7_000
-# Visits are made in steps of so many milliseconds: early by up to a step, never late.
+# Visits are made in steps of this length: early by up to a step, never late.
 VISIT_STEP_MS = 20
-# About as many jobs as a slice can serve: of fewer it does not matter who is the first.
+# About as many jobs as a slice can serve: among fewer the order does not matter.
 UNRANKED_MAX = 64
-# A wait is measured up to here: ten times what counts as far too long says no more than once.
+# Longer waits count as this: ten times the latency ceiling says no more than the ceiling.
 WAIT_NS_MAX = 50 * NS_PER_MS
 
 
 class Job:
-    """Something that wants turns."""
+    """Work that is done in turns of the loop."""
 
     __slots__ = ("queued",)
     # Background work, which goes one band down when work has to be put off.
@@ -53,14 +53,14 @@ class Job:
         return PRIORITY_MAX
 
     def step(self) -> bool:
-        """Do a little; whether there is more to do now."""
+        """Do a little; return whether there is more to do now."""
         raise NotImplementedError
 
     def broken(self) -> None:
-        """A step failed for a reason of our own; give up."""
+        """Give up: a step raised an error."""
 
     def held(self, ms_max: int) -> None:
-        """It has to wait until the pressure falls, or for so long at most."""
+        """Hear that it waits until the pressure falls, or for `ms_max` at most."""
 
 
 class Visited(Job):
@@ -69,7 +69,7 @@ class Visited(Job):
     __slots__ = ()
 
     def visit(self, now_ms: int) -> int | None:
-        """Look after time-outs; when to be visited next, or None."""
+        """Look after time-outs; return when to be visited next, or None."""
         raise NotImplementedError
 
 
@@ -95,14 +95,14 @@ class Turns:
         self.when_idle = [] if idle is None else [idle]
         self._arrived: deque[Job] = deque()  # not ranked
         self._ranked: Bands[Job] = Bands()
-        self._behind = False  # the last turn did not do everything
-        self._resumed_ms = 0  # when nobody was held back any longer
+        self._behind = False  # the last turn left jobs over
+        self._resumed_ms = 0  # when jobs were last held back no longer
         self._asked = False
         self._asked_ns = 0
         # What the throttle sets, and reads.
         self.coalesce_ms = 0
-        self._together: list[Job] = []  # what is put together
-        self._told_held: set[tuple[int, int]] = set()  # who was told so, and since when it waits
+        self._coalesced: list[Job] = []  # wait for more to do
+        self._told_held: set[tuple[int, int]] = set()  # ids of jobs, since when they wait
         self.coalesced_total = 0
         self.unranked_total = 0
         self._waited_ns = 0
@@ -115,39 +115,39 @@ class Turns:
 
     @property
     def over(self) -> bool:
-        """Whether this turn's time is used up."""
+        """Return whether this turn's time is used up."""
         return self.monotonic_ns() >= self.deadline_ns
 
     def wrote(self) -> None:
-        """A job has written to a transport."""
+        """Charge this turn for a write to a transport."""
         self.deadline_ns -= WRITE_NS
 
     def enqueue(self, job: Job) -> None:
-        """Give a job a turn soon, after those who asked before or by its rank."""
+        """Give a job a turn soon, after the jobs before it or by its rank."""
         if not job.queued:
             job.queued = True
             self._arrived.append(job)
             self.ask()
 
     def wake(self, job: Job) -> None:
-        """The same for a job that loses nothing by waiting a little for more to do."""
+        """Give a job a turn that, under pressure, may wait a little for more to do."""
         if not self.coalesce_ms:
             self.enqueue(job)
         elif not job.queued:
             job.queued = True
             self.coalesced_total += 1
-            self._together.append(job)
-            if len(self._together) == 1:
-                self.runtime.later(self.coalesce_ms, self._part)
+            self._coalesced.append(job)
+            if len(self._coalesced) == 1:
+                self.runtime.later(self.coalesce_ms, self._release_coalesced)
 
-    def _part(self) -> None:
-        """What was put together may go."""
-        self._arrived.extend(self._together)
-        self._together.clear()
+    def _release_coalesced(self) -> None:
+        """Give the jobs that waited for more to do their turns."""
+        self._arrived.extend(self._coalesced)
+        self._coalesced.clear()
         self.ask()
 
     def ask(self) -> None:
-        """Have a turn soon, and `when_idle` called after it if nobody has anything to do."""
+        """Have a turn soon, and `when_idle` called after it if no job is left."""
         if not self._asked:
             self._asked = True
             self._asked_ns = self.monotonic_ns()
@@ -180,7 +180,7 @@ class Turns:
                 idle()
 
     def _step(self, job: Job) -> bool:
-        """Whether the job has more to do."""
+        """Run one step of a job; return whether it has more to do."""
         try:
             return job.step()
         except Exception:
@@ -237,10 +237,10 @@ class Turns:
         self.ask()
 
     def look_after_held(self) -> None:
-        """Tell who is held back, once, and find out whose time has come nevertheless."""
+        """Tell each job that is held back, once, and serve those that have waited too long."""
         now_ms, told = self.now_ms, self._told_held
         self._ranked.age(now_ms)
-        # Who was served meanwhile and is held again waits since another time, and is told again.
+        # A job that was served meanwhile and is held again waits since then, and is told again.
         self._told_held = held = set()
         for job, since_ms in self._ranked.held():
             wait = (id(job), since_ms)
@@ -263,7 +263,7 @@ class Turns:
 
     @property
     def bands(self) -> Bands[Job]:
-        """For those who count."""
+        """The ranked jobs, for metrics."""
         return self._ranked
 
     def _note_wait(self, ns: int) -> None:
@@ -271,20 +271,23 @@ class Turns:
         self._waits += 1
 
     def _note_ranked_wait(self, now_ms: int) -> None:
-        """Not what was waited on purpose: else to put work off would be a reason to put it off."""
+        """Note the wait of the job taken last, except where it was held back on purpose.
+
+        Else putting work off would raise the pressure that puts it off.
+        """
         since_ms = self._ranked.taken_since_ms
         if not self._ranked.holding or now_ms - since_ms < AGE_CAP_MS:
             self._note_wait((now_ms - max(since_ms, self._resumed_ms)) * NS_PER_MS)
 
     def mean_wait_ns(self) -> int:
-        """How long jobs waited, on average since it was asked for the last time."""
+        """Return how long jobs waited, on average since the last call."""
         mean = self._waited_ns // self._waits if self._waits else 0
         self._waited_ns = self._waits = 0
         return mean
 
 
 class Visits(Job):
-    """When to look after each job next."""
+    """The times at which jobs are visited next."""
 
     __slots__ = ("_armed_for", "_due", "_steps", "_timers", "_turns")
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from importlib import resources
 from typing import Any, Final
 
-from headrace.client.models import Draft
+from headrace.api.records import Draft
 
 NAMES: Final = ("per-minute", "sessions", "join", "dedup", "dead-letters")
 START: Final = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -1,7 +1,7 @@
 """The batch reader: one plan of what to read, cut at the heads of that moment.
 
-What only the planner needs, or only the tasks, is imported there: both are processes that start
-anew, and half of the time of a small query is imports.
+What only the planner needs, or only the tasks, is imported there: both are fresh processes, and
+half of the time of a small query is imports.
 """
 
 from __future__ import annotations

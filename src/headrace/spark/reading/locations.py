@@ -7,16 +7,16 @@ of an object store are those of this process's environment: no manifest has any.
 from __future__ import annotations
 
 import os.path
-from collections import OrderedDict
 from functools import lru_cache
 from urllib.parse import urlsplit, urlunsplit
 
-from headrace.client.models import ManifestFile
-from headrace.storage.cache import BlockCache
+from headrace.api.segments import ManifestFile
+from headrace.core.lru import LruMap
+from headrace.storage.files.block_cache import BlockCache
+from headrace.storage.files.store import SEGMENTS_DIR, Store, open_store
 from headrace.storage.fs import File, RealFilesystem
-from headrace.storage.segment import SegmentMeta
-from headrace.storage.segment_reader import Segment
-from headrace.storage.tier import SEGMENTS_DIR, Store, open_store
+from headrace.storage.segment.format import SegmentMeta
+from headrace.storage.segment.reader import Segment
 
 # Files that a task has open.
 OPEN_FILES_MAX = 16
@@ -47,20 +47,16 @@ class OpenFiles:
     """
 
     def __init__(self) -> None:
-        self._segments: OrderedDict[tuple[str, str], Segment] = OrderedDict()
+        self._segments: LruMap[tuple[str, str], Segment] = LruMap(OPEN_FILES_MAX, Segment.close)
 
     def get(self, file: ManifestFile) -> Segment:
-        """The file; the one that was longest not asked for may be closed for it."""
+        """Return the file, open; the one longest unused may be closed for it."""
         key = (file.location, file.hash)
-        found = self._segments.pop(key, None) or open_file(file)
-        self._segments[key] = found
-        if len(self._segments) > OPEN_FILES_MAX:
-            self._segments.popitem(last=False)[1].close()
-        return found
+        return self._segments.get(key) or self._segments.put(key, open_file(file))
 
     def close(self) -> None:
-        while self._segments:
-            self._segments.popitem()[1].close()
+        """Close all of them."""
+        self._segments.clear()
 
 
 def _open(location: str) -> File:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 from pyroaring import BitMap64
 
-from headrace.client.models import Floors, Manifest, ManifestFile
+from headrace.api.segments import Floors, Manifest, ManifestFile
+from headrace.spark.read_failures import not_accounted
 from headrace.spark.reading.parts import FileSlice, Gap, HttpSlice, Pin, Slice, seqs_between
 from headrace.spark.reading.pushdown import Filters
 from headrace.spark.reading.spans import Range, Span, clipped, outside
-from headrace.spark.trouble import not_accounted
 
 # What a record costs beside its data and meta.
 ROW_BYTES = 24

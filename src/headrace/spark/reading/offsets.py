@@ -30,7 +30,7 @@ RECREATED = "recreated"
 DELETED = "deleted"
 
 
-class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TopicOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The last seq that was read of a topic; `epoch` says which topic of that name."""
 
     epoch: int
@@ -42,16 +42,16 @@ class Offset(
 ):
     """Where a query is, in all its topics."""
 
-    topics: dict[str, Place]
+    topics: dict[str, TopicOffset]
     new: bool = False
-    came_from: dict[str, Place] | None = msgspec.field(name="from", default=None)
+    came_from: dict[str, TopicOffset] | None = msgspec.field(name="from", default=None)
     turn: str = ""
     parts: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """What Spark keeps.
 
-        >>> Offset(topics={"b": Place(1, 5), "a": Place(2, 0)}).to_json()
+        >>> Offset(topics={"b": TopicOffset(1, 5), "a": TopicOffset(2, 0)}).to_json()
         {'topics': {'a': {'epoch': 2, 'seq': 0}, 'b': {'epoch': 1, 'seq': 5}}}
         """
         said: dict[str, Any] = msgspec.to_builtins(self, order="deterministic")
@@ -94,7 +94,7 @@ def _not_ours(why: str) -> InvalidRequest:
 def step(start: Offset, end: Offset) -> Step:
     """The seqs to read from `start` to `end`, and what is known to be lost on the way.
 
-    >>> a, b = Offset(topics={"t": Place(1, 4)}), Offset(topics={"t": Place(1, 6)})
+    >>> a, b = Offset(topics={"t": TopicOffset(1, 4)}), Offset(topics={"t": TopicOffset(1, 6)})
     >>> step(a, b)
     Step(spans=[Span(topic='t', epoch=1, first=5, last=6)], gaps=[])
     """
@@ -114,7 +114,7 @@ def step(start: Offset, end: Offset) -> Step:
     return Step(spans, gaps)
 
 
-def _after(name: str, place: Place, reason: str) -> Gap:
+def _after(name: str, place: TopicOffset, reason: str) -> Gap:
     return Gap(Span(name, place.epoch, place.seq + 1, place.seq), reason)
 
 
@@ -143,14 +143,14 @@ def ahead_of(
         if place is None and head.head == 0:
             continue  # it begins with its first record
         if place is None or place.epoch != head.epoch or place.seq > head.head:
-            place = Place(head.epoch, 0)
+            place = TopicOffset(head.epoch, 0)
         # What was trimmed takes no part in the share: it is one gap, however many seqs it has.
         reached = max(place.seq, min(head.earliest - 1, head.head))
         lags[name] = head.head - reached
-        places[name] = place if lags[name] else Place(head.epoch, head.head)
+        places[name] = place if lags[name] else TopicOffset(head.epoch, head.head)
     shares = share_out(lags, seqs_max, start.turn)
     for name, count in shares.seqs.items():
-        places[name] = Place(heads[name].epoch, heads[name].head - lags[name] + count)
+        places[name] = TopicOffset(heads[name].epoch, heads[name].head - lags[name] + count)
     if places == start.topics and not start.new:
         return Ahead(start, 0)
     came_from = start.topics if start.new else None
@@ -158,10 +158,10 @@ def ahead_of(
     return Ahead(offset, sum(shares.seqs.values()))
 
 
-class Target:
+class RunEnd:
     """Where an AvailableNow run ends: the heads at its beginning.
 
-    A topic that is made anew during the run is at its end then, and stays there, so that a run
+    A topic that is created again during the run is at its end then, and stays there, so that a run
     comes to an end whatever happens to its topics.
     """
 

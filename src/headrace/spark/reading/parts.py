@@ -11,7 +11,7 @@ import msgspec
 from pyroaring import BitMap64
 from pyspark.sql.datasource import InputPartition
 
-from headrace.client.models import ManifestFile
+from headrace.api.segments import ManifestFile
 from headrace.spark.reading.pushdown import Filters
 from headrace.spark.reading.spans import Span
 

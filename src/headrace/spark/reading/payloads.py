@@ -32,7 +32,7 @@ from headrace.spark.reading.typed_values import (
     value_of,
 )
 
-# Where reading by the column fails, it is tried again on so many rows at a time.
+# Where reading by the column fails, it is tried again on this many rows at a time.
 SLICE_ROWS: Final = 1_024
 
 KIND_JSON: Final = 0  # of a page: the server has checked that it is one value of JSON

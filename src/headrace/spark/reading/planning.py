@@ -12,18 +12,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from headrace.api.segments import ManifestFile
 from headrace.client import Client
-from headrace.client.models import ManifestFile
 from headrace.core.clock import SystemClock
 from headrace.core.errors import Forbidden, NotReady, TopicNotFound
 from headrace.spark.connection import give_back
 from headrace.spark.options import SourceOptions
+from headrace.spark.read_failures import lost, unreadable
 from headrace.spark.reading.locations import open_file
 from headrace.spark.reading.manifests import DATA_BYTES_GUESS, ROW_BYTES, slices_of
 from headrace.spark.reading.parts import FileSlice, Gap, HttpSlice, ReadPart, Slice
 from headrace.spark.reading.pushdown import Filters
 from headrace.spark.reading.spans import Span
-from headrace.spark.trouble import lost, unreadable
 
 log = logging.getLogger("headrace.spark")
 
@@ -195,7 +195,7 @@ def _unasked(span: Span) -> HttpSlice:
 
 
 def tasks_for(size: int, min_partitions: int | None, processors: int) -> int:
-    """How many tasks so many bytes are worth.
+    """Return how many tasks a number of bytes is worth.
 
     >>> tasks_for(1_000, None, 8), tasks_for(1_000, 3, 8), tasks_for(20 << 20, None, 8)
     (1, 3, 5)

@@ -8,12 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
+from headrace.spark.read_failures import not_accounted
 from headrace.spark.reading.parts import FileSlice
 from headrace.spark.reading.pushdown import Filters
-from headrace.spark.trouble import not_accounted
-from headrace.storage.page_columns import has_column, without
-from headrace.storage.segment_reader import Run, Segment
-from headrace.storage.segment_scan import Group, groups_of
+from headrace.storage.segment.page_columns import has_column, without
+from headrace.storage.segment.reader import Segment
+from headrace.storage.segment.run import Run, run_of
+from headrace.storage.segment.scan import Group, groups_of
 
 
 def live_rows(
@@ -25,7 +26,7 @@ def live_rows(
     """
     topic, _, first, last = part.span
     dead = BitMap64.deserialize(part.dead) if part.dead else None
-    run = segment.run(part.topic_id)
+    run = run_of(segment, part.topic_id)
     found = 0
     if run is not None:
         start, stop = run.row_of(first), run.row_of(last + 1)

@@ -14,18 +14,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
+from headrace.api.records import Tombstone
+from headrace.api.segments import Manifest
 from headrace.client import Client
-from headrace.client.models import ArrowPage, Manifest, Tombstone
+from headrace.client.arrow_pages import ArrowPage
 from headrace.core.clock import NS_PER_MS, SystemClock
 from headrace.core.errors import HeadraceError, NotFound, NotReady, TopicNotFound
 from headrace.spark.connection import connect, give_back
 from headrace.spark.options import SourceOptions
+from headrace.spark.read_failures import lost, unreadable
 from headrace.spark.reading.locations import OpenFiles
 from headrace.spark.reading.manifests import slices_of
 from headrace.spark.reading.parts import FileSlice, HttpSlice, Pin, ReadPart, Slice
 from headrace.spark.reading.slice_rows import live_rows
 from headrace.spark.reading.spans import Span, clipped
-from headrace.spark.trouble import lost, unreadable
 
 if TYPE_CHECKING:
     from headrace.spark.reading.columns import Shape

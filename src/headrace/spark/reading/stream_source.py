@@ -29,12 +29,13 @@ from headrace.core.clock import NS_PER_MS, Clock, SystemClock
 from headrace.core.errors import InvalidRequest
 from headrace.spark.connection import connect, give_back
 from headrace.spark.options import SourceOptions
+from headrace.spark.read_failures import DataLost
 from headrace.spark.reading.offsets import (
     DELETED,
     Ahead,
     Offset,
-    Place,
-    Target,
+    RunEnd,
+    TopicOffset,
     ahead_of,
     decode,
     step,
@@ -44,15 +45,14 @@ from headrace.spark.reading.planning import plan
 from headrace.spark.reading.positions import starting_seqs
 from headrace.spark.reading.stream_parts import cut_by_seqs, tasks_of
 from headrace.spark.reading.topics import TopicHead, topic_heads, wanted_by
-from headrace.spark.trouble import DataLost
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from headrace.spark.reading.columns import Shape
 
-# A batch with at most so many seqs of a topic reads them from the server, which has them in memory,
-# and spares itself the manifest.
+# A batch with at most this many seqs of a topic reads them from the server, which has them in
+# memory, and spares itself the manifest.
 HTTP_SEQS_MAX = 4_096
 
 # Spark asks a hundred times a second whether there is something new.  After a look that found
@@ -76,7 +76,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Know nothing yet."""
         self._client: Client | None = None
         self._seen: Mapping[str, TopicHead] = {}
-        self._target: Target | None = None
+        self._target: RunEnd | None = None
         self._batch_ns: int | None = None
         self._rest_ms = 0
         # Of the batch that was planned last: its offsets, and what keeps its files.
@@ -96,7 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with connect(self._options.connection, starting=True) as client:
             heads = topic_heads(client, self._options)
             firsts = starting_seqs(client, self._options, heads)
-        places = {name: Place(head.epoch, firsts[name] - 1) for name, head in heads.items()}
+        places = {name: TopicOffset(head.epoch, firsts[name] - 1) for name, head in heads.items()}
         return Offset(topics=places, new=True).to_json()
 
     def _refuse_future(self) -> None:
@@ -148,11 +148,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The heads as `latestOffset` saw them last: a report is not worth another call."""
         if not self._seen:
             return None
-        places = {name: Place(head.epoch, head.head) for name, head in self._seen.items()}
+        places = {name: TopicOffset(head.epoch, head.head) for name, head in self._seen.items()}
         return Offset(topics=places).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = Target(self._heads())
+        self._target = RunEnd(self._heads())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         before, after = decode(start), decode(end)

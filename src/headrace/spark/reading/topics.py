@@ -8,13 +8,13 @@ from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
+from headrace.api.topics import TopicState, TopicSummary
 from headrace.client import Client
-from headrace.client.models import TopicState, TopicSummary
 from headrace.core.errors import TopicNotFound
 from headrace.core.limits import own_topic_prefix
 from headrace.spark.options import STAGED, SourceOptions
 
-# So many names are looked at for the one that was meant.
+# How many names are compared to find the one that was meant.
 NAMES_COMPARED_MAX = 10_000
 # Regular expressions that begin so match only names that begin so.
 _LITERAL = re.compile(r"[A-Za-z0-9_:\-]*")

@@ -2,8 +2,8 @@
 
 The rules this file owns: one statement sees each topic cut at one recorded epoch and head; a view
 lives as long as its statement, so that the next one sees what came since; a view has all columns,
-and the source is asked only for those that the statement uses.  Where a history has a topic's past,
-each seq comes from one of the two: up to a seq from the history, after it from the server.
+and the source is asked only for those that the statement uses.  Where a archive has a topic's past,
+each seq comes from one of the two: up to a seq from the archive, after it from the server.
 Conditions are pushed down only where a statement reads a topic in one place, because Spark keeps
 the last ones for all places.
 """
@@ -11,7 +11,6 @@ the last ones for all places.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -21,29 +20,25 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.client import Client
-from headrace.client.models import Manifest
-from headrace.core.errors import Forbidden, InvalidRequest, TopicNotFound
-from headrace.spark.connection import connect, give_back
+from headrace.core.errors import InvalidRequest, TopicNotFound
+from headrace.spark.connection import connect
 from headrace.spark.options import Connection, SourceOptions
-from headrace.spark.reading.manifests import losses_of
-from headrace.spark.reading.spans import Span
+from headrace.spark.read_failures import lost
 from headrace.spark.reading.topics import TopicHead, topic_heads
 from headrace.spark.session import is_in_process
-from headrace.spark.sql.cuts import MEANWHILE, Cut
-from headrace.spark.sql.history import History, Life, Loss
-from headrace.spark.sql.seen import Seen
-from headrace.spark.sql.used_columns import Bounds, Use, uses_of
+from headrace.spark.sql.archive import Loss, TopicArchive, TopicLife
+from headrace.spark.sql.session_cache import SessionCache
+from headrace.spark.sql.topic_ends import MEANWHILE, Cut
+from headrace.spark.sql.topic_rows import NotArchived, TopicRows
+from headrace.spark.sql.used_columns import Use, uses_of
 from headrace.spark.sql.view_columns import (
     ORIGIN,
     SOURCE,
     VALUE,
-    VALUE_NEEDS,
-    marked,
     parts_of,
     quoted,
     view_columns,
 )
-from headrace.spark.trouble import lost
 
 TOPICS_PER_STATEMENT_MAX = 100
 NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
@@ -64,7 +59,7 @@ class Answer(NamedTuple):
 class Tables:
     """The topics of one server as tables of one session.
 
-    With `history` older rows come from there.  `origins` adds a column that says where each row
+    With `archive` older rows come from there.  `origins` adds a column that says where each row
     came from.
     """
 
@@ -72,18 +67,18 @@ class Tables:
         self,
         spark: SparkSession,
         connection: Connection,
-        history: History | None = None,
+        archive: TopicArchive | None = None,
         *,
         origins: bool = False,
     ) -> None:
         self.spark = spark
         self.connection = connection
-        self.history = history
+        self.archive = archive
         self.origins = origins
-        self.seen = Seen()
+        self.seen = SessionCache()
 
     def cancel(self) -> None:
-        """End what runs now; whoever waits for it gets an error of Spark."""
+        """End what runs now; the thread that waits for it gets an error of Spark."""
         if is_in_process(self.spark):
             self.spark.sparkContext.cancelAllJobs()
         else:
@@ -93,64 +88,61 @@ class Tables:
     def query(self, statement: str) -> Iterator[Answer]:
         """Run a statement; inside the block its rows can be computed.
 
-        At the end of the block a topic that was created anew meanwhile is an error.
+        At the end of the block a topic that was deleted and created again is an error.
         """
         views = _Views(self, statement)
         try:
-            frame = views.of_history()
+            frame = views.of_archive()
             if frame is None:
                 views.start(views.needs())
                 frame = views.resolve(statement, views.register)
             try:
                 yield Answer(frame, views.cuts)
             except (PySparkException, Py4JError):
-                views.check()  # a topic that was made anew says more than what came of it
+                views.check()  # a topic that was created again explains the failure
                 raise
             views.check()
         finally:
             views.close()
 
 
-class _NotThere(Exception):
-    """A history does not have all of a topic."""
-
-
 class _Views:
     """The views of one statement."""
 
     def __init__(self, tables: Tables, statement: str) -> None:
-        self._history = tables.history
+        self._archive = tables.archive
         self._origins = tables.origins
         self._spark = tables.spark
         self._connection = tables.connection
         self._before = tables.seen
         self._statement = statement
         self._client: Client = connect(tables.connection)
+        self._rows = TopicRows(tables.spark, tables.connection, self._client)
         self._registered: list[str] = []
         self._needs: dict[str, Use] = {}
-        self._lives: dict[str, Life | None] = {}
-        self._history_only = False
+        self._lives: dict[str, TopicLife | None] = {}
+        self._archive_only = False
         self.cuts: dict[str, Cut] = {}
 
-    def of_history(self) -> DataFrame | None:
-        """The statement, where a history has all that it names.
+    def of_archive(self) -> DataFrame | None:
+        """The statement, where a archive has all that it names.
 
         What it needs of that Spark finds out by itself, and nothing has to be analysed before.
         """
-        if self._history is None or self._origins or _EXPLAIN.match(self._statement):
+        if self._archive is None or self._origins or _EXPLAIN.match(self._statement):
             return None
-        self._history_only = True
+        self._archive_only = True
         try:
             for topic in self._likely():
                 with contextlib.suppress(TopicNotFound):
                     self.register(topic)
             frame = self.resolve(self._statement, self.register)
-        except _NotThere:
+        except NotArchived:
             self._drop()
             self.cuts.clear()
             return None
         finally:
-            self._history_only = False
+            self._archive_only = False
         self._before.named(self.cuts)
         return frame
 
@@ -248,11 +240,11 @@ class _Views:
             self.register(topic)
 
     def _cut_of(self, name: str) -> Cut:
-        """A topic as it is now; or the table of a history, where there is no such topic."""
+        """A topic as it is now; or the table of a archive, where there is no such topic."""
         try:
             head = self._head(name)
         except TopicNotFound as error:
-            life = None if self._history is None else self._history.table(name)
+            life = None if self._archive is None else self._archive.table(name)
             if life is None:
                 raise self._past_only(name) or error from None
             self._refuse_living(life)
@@ -261,7 +253,7 @@ class _Views:
         return Cut(name, head.epoch, head.earliest, head.head)
 
     def _past_only(self, topic: str) -> TopicNotFound | None:
-        names = [] if self._history is None else self._history.names_of(topic)
+        names = [] if self._archive is None else self._archive.names_of(topic)
         if not names:
             return None
         return TopicNotFound(
@@ -270,7 +262,7 @@ class _Views:
             detail={"topic": topic, "tables": names},
         )
 
-    def _refuse_living(self, life: Life) -> None:
+    def _refuse_living(self, life: TopicLife) -> None:
         """What was deleted in a topic is known to the server only under the topic's name."""
         with contextlib.suppress(TopicNotFound):
             if self._head(life.topic).epoch == life.epoch:
@@ -280,13 +272,13 @@ class _Views:
                     detail={"table": life.name, "topic": life.topic},
                 )
 
-    def _life(self, cut: Cut) -> Life | None:
+    def _life(self, cut: Cut) -> TopicLife | None:
         """The past of a topic, looked at once for a statement."""
-        if self._history is None:
+        if self._archive is None:
             return None
         known = self._lives.get(cut.topic)
         if cut.topic not in self._lives or (known is not None and known.epoch != cut.epoch):
-            known = self._lives[cut.topic] = self._history.look(cut.topic, cut.epoch)
+            known = self._lives[cut.topic] = self._archive.look(cut.topic, cut.epoch)
         return known
 
     # Views
@@ -299,84 +291,16 @@ class _Views:
         types = self._types(cut)
         wanted = use.columns | ({"seq"} if ORIGIN in use.columns else set())
         columns = [name for name in types if name in wanted and name != ORIGIN]
-        parts = list(self._parts(cut, columns, use))
-        frame = parts[0] if parts else self._nothing(columns, types)
+        parts = list(
+            self._rows.parts(cut, self._life(cut), columns, use, archive_only=self._archive_only)
+        )
+        frame = parts[0] if parts else self._no_rows(columns, types)
         for part in parts[1:]:
             frame = frame.unionByName(part)
         have = [name for name in types if name in wanted] if parts else columns
         self._show(topic, frame.selectExpr(*view_columns(have, types)))
 
-    def _parts(self, cut: Cut, columns: list[str], use: Use) -> Iterator[DataFrame]:
-        """The rows of a table: of its history, and of the server behind that."""
-        life, manifest = self._life(cut), None
-        whole = life is not None and life.to_seq >= cut.head and life.is_light
-        if self._history_only and not whole:
-            raise _NotThere
-        if not cut.alone and (life is not None or ORIGIN in use.columns):
-            manifest = self._manifest(cut.topic)
-            if manifest.epoch != cut.epoch:
-                raise lost(cut.topic, cut.earliest, cut.head, "recreated")
-        if life is not None:
-            cut.past_to = _past_to(cut, life, manifest)
-            cut.losses = [*_losses(cut, life, use.bounds, manifest)]
-        # Which losses a statement is about is known when it has been analysed.
-        if self._history_only and (cut.losses or cut.past_to < cut.head):
-            raise _NotThere
-        if life is not None and cut.past_to:
-            past = life.rows(cut.past_to, columns, use.bounds, manifest)
-            yield marked(past, "'lake'", use)
-        first = max(cut.past_to + 1, use.bounds.seq_first)
-        last = min(cut.head, use.bounds.seq_last)
-        if cut.alone or last < first:
-            return
-        cut.floats = life is not None and cut.past_to < cut.earliest
-        live = self._live(cut, columns, use, (first, last))
-        if life is not None and VALUE in columns:
-            live = life.valued(live).select(*columns)
-        tail_from = 0 if manifest is None else manifest.tail_from_seq
-        yield marked(live, f"if(seq >= {tail_from}, 'tail', 'segments')", use)
-
-    def _manifest(self, topic: str) -> Manifest:
-        try:
-            manifest = self._client.segments(topic)
-        except Forbidden as error:
-            raise Forbidden(
-                error.message,
-                fix="use a key without prefixes, or ask without a lake and without --origin",
-                detail=error.detail,
-            ) from None
-        give_back(self._client, [(manifest.topic, manifest.pin)])
-        return manifest
-
-    def _live(self, cut: Cut, columns: list[str], use: Use, seqs: tuple[int, int]) -> DataFrame:
-        """What the server has of a range of seqs."""
-        first, last = seqs
-        asked = [name for name in columns if name != VALUE]
-        if VALUE in columns:
-            asked += [name for name in VALUE_NEEDS if name not in asked]
-        reader = self._spark.read.format("headrace").option("subscribe", cut.topic)
-        for name, value in self._options(use).items():
-            reader = reader.option(name, value)
-        reader = reader.option("columns", ",".join(asked))
-        reader = reader.option("endingSeqs", json.dumps({cut.topic: last + 1}))
-        # Where no history is before it, a topic begins with what is left when it is read.
-        if cut.past_to >= cut.earliest:
-            reader = reader.option("startingSeqs", json.dumps({cut.topic: first}))
-        return reader.load()
-
-    def _options(self, use: Use) -> dict[str, str]:
-        options = {
-            "url": self._connection.url,
-            "pushFilters": "true" if use.places == 1 else "false",
-            "retryTimeout": f"{self._connection.retry_timeout_ms}ms",
-        }
-        if self._connection.token is not None:
-            options["token"] = self._connection.token
-        if self._connection.ca_file is not None:
-            options["caFile"] = self._connection.ca_file
-        return options
-
-    def _nothing(self, columns: list[str], types: dict[str, str]) -> DataFrame:
+    def _no_rows(self, columns: list[str], types: dict[str, str]) -> DataFrame:
         nulls = [f"cast(null as {types[name]}) as {name}" for name in columns]
         return self._spark.range(0).where("false").selectExpr(*nulls)
 
@@ -458,25 +382,6 @@ class _Views:
             dropped = self._spark.catalog.dropTempView(topic)
             assert dropped, "a view that stayed would hide what is appended later"
         self._registered.clear()
-
-
-def _past_to(cut: Cut, life: Life, manifest: Manifest | None) -> int:
-    """Up to where rows come from the history."""
-    if manifest is None:
-        return life.to_seq
-    life.check(manifest)
-    # Deletes of what is not sealed yet are not in a manifest: that comes from the server.
-    return max(0, min(life.to_seq, manifest.tail_from_seq - 1, cut.head))
-
-
-def _losses(cut: Cut, life: Life, bounds: Bounds, manifest: Manifest | None) -> Iterator[Loss]:
-    """What neither the history has nor the server."""
-    yield from life.losses(bounds.within(Bounds(seq_last=cut.past_to)))
-    if manifest is not None:
-        first = max(cut.past_to + 1, bounds.seq_first)
-        last = min(cut.earliest - 1, cut.head, bounds.seq_last)
-        for gap in losses_of(manifest, Span(cut.topic, cut.epoch, first, last)):
-            yield Loss(gap.span.first, gap.span.last, gap.reason)
 
 
 def _of_source(use: Use) -> Use:

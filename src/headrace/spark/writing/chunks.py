@@ -1,8 +1,8 @@
 """Rows cut into chunks, the same ones however Spark has cut them into batches.
 
-Exactly once rests on this: whoever sends the same rows again has to send the same chunks.  So where
-a chunk ends follows from the rows alone, by constants.  No row is touched in Python: a few calls of
-Arrow for a batch, and a search for each cut.
+Exactly once rests on this: an attempt that sends the same rows again has to send the same chunks.
+So where a chunk ends follows from the rows alone, by constants.  No row is touched in Python: a
+few calls of Arrow for a batch, and a search for each cut.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Chunk(NamedTuple):
 
 
 class Cutter:
-    """Batches in, tables of at most so many rows and bytes out; the last is what is left.
+    """Take batches in, give tables of bounded rows and bytes out; the last is what is left.
 
     A row that is larger than the bound is a table of its own.
 

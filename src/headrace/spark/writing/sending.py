@@ -1,8 +1,9 @@
 """Chunks sent so that each is stored once: numbered by a producer, or under a key.
 
 Only this file tells a repeat that is fine from one that is not: the server answers a repeat with
-the seqs of what it has stored, and these must be the rows that were sent now.  So they are read
-back, which costs nothing where nothing is repeated.
+the seqs of what it has stored, while it remembers them, and these must be the rows that were sent
+now.  So they are read back, which costs nothing where nothing is repeated.  And the last chunk that
+is sent must be the last that the server has.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import msgspec
 import pyarrow as pa
 from xxhash import xxh3_128_digest
 
+from headrace.api.records import Appended, Producer
 from headrace.client import Client
-from headrace.client.models import Appended, Producer
 from headrace.core.clock import SystemClock
 from headrace.core.errors import (
     BatchTooLarge,
@@ -58,14 +59,6 @@ class Sender(NamedTuple):
     key_since_ms: int | None = None
 
 
-class Sent(NamedTuple):
-    """What a chunk was sent as, and what was said to it."""
-
-    rows: int
-    answer: Appended
-    digest: bytes | None = None  # of a repeat
-
-
 class Sending:
     """The chunks of one task, to any number of topics."""
 
@@ -73,7 +66,7 @@ class Sending:
         self._client = client
         self._sender = sender
         self._create = None if create else False
-        self._last: dict[str, Sent] = {}
+        self._last: dict[str, Appended] = {}
         self._numbers: dict[str, int] = {}
         self._windows_ms: dict[str, int | None] = {}  # None: it is not known
         # Since when what comes next may have been sent before; chunks go out in one order, so that
@@ -115,12 +108,11 @@ class Sending:
                 fix=refused.fix,
                 detail={**refused.detail, "code": refused.code},
             ) from None
-        digest = _digest(chunk.rows) if answer.deduped else None
-        sent = Sent(chunk.rows.num_rows, answer, digest)
-        self._check(topic, sent)
-        if not answer.deduped:
+        if answer.deduped:
+            self._compare(chunk, answer)
+        else:
             self._since_ms = None
-        self._last[topic] = sent
+        self._last[topic] = answer
         self._numbers[topic] = number + 1
         return answer
 
@@ -130,9 +122,11 @@ class Sending:
 
     def check_end(self) -> None:
         """All is sent: the last of each topic must be what the server has last of this producer."""
-        for topic, sent in self._last.items():
-            if sent.answer.deduped:
-                self._compare(topic, sent)
+        for topic, answer in self._last.items():
+            now, before = self._numbers[topic], (answer.producer_seq or 0) + 1
+            if now < before:
+                what = f"a task has {now} chunks for {topic!r} now and had {before}"
+                raise _differs(topic, what, now, before)
 
     def _check_window(self, topic: str) -> None:
         """Refuse to rely on keys that the topic has forgotten, or forgets at once."""
@@ -176,44 +170,27 @@ class Sending:
             deadline_ms=deadline_ms,
         )
 
-    def _check(self, topic: str, sent: Sent) -> None:
-        """Compare a repeat where it can be told which chunk the answer is about.
-
-        A producer's repeat is answered with its newest append.  If the chunk after it was new, then
-        that was this one; as long as they are repeats, another attempt may be ahead of us.
-        """
-        if self._sender.producer is None:
-            if sent.answer.deduped:
-                self._compare(topic, sent)
-            return
-        before = self._last.get(topic)
-        if before is not None and before.answer.deduped and not sent.answer.deduped:
-            self._compare(topic, before)
-
-    def _compare(self, topic: str, sent: Sent) -> None:
+    def _compare(self, chunk: Chunk, answer: Appended) -> None:
         """Refuse to go on behind rows that are not those which were sent for them."""
-        rows, stored = sent.rows, sent.answer.count
+        topic, rows, stored = chunk.topic, chunk.rows.num_rows, answer.count
+        if stored is None:
+            return  # a number of long ago, which is known, and the seqs of its rows are not
         if rows != stored:
-            what = f"has {rows} rows now and had {stored} when it was written before"
-        elif self._stored_digest(topic, sent.answer) not in (None, sent.digest):
-            what = f"has {rows} rows, and other ones than when it was written before"
-        else:
-            return
-        raise PlanNotDeterministic(
-            f"a chunk for {topic!r} {what}: this query gives other rows when it runs again",
-            fix="remove what differs from run to run (rand, current_timestamp in a UDF, an order "
-            "that is not total), or write with mode=staged from the start: rows of this batch that "
-            "are stored stay, so that it cannot change over half-way",
-            detail={"topic": topic, "rows": rows, "stored": stored},
-        )
+            what = f"a chunk for {topic!r} has {rows} rows now and had {stored}"
+            raise _differs(topic, what, rows, stored)
+        if self._stored_digest(topic, answer) not in (None, _digest(chunk.rows)):
+            what = f"a chunk for {topic!r} has {rows} rows, and other ones than"
+            raise _differs(topic, what, rows, stored)
 
     def _stored_digest(self, topic: str, answer: Appended) -> bytes | None:
         """Of the rows that stand for a repeat; None if they are gone, or not ours to read."""
+        first, last, count = answer.first_seq, answer.last_seq, answer.count
+        assert first is not None and last is not None and count is not None
         try:
-            parts = list(stored_rows(self._client, topic, answer.first_seq, answer.last_seq))
+            parts = list(stored_rows(self._client, topic, first, last))
         except (Forbidden, TopicNotFound):
             return None
-        if sum(part.num_rows for part in parts) < answer.count:
+        if sum(part.num_rows for part in parts) < count:
             return None
         return _digest(pa.concat_tables(part.select(["data"]) for part in parts))
 
@@ -240,6 +217,17 @@ def _digest(rows: pa.Table) -> bytes:
     """Of the data, however it is cut and typed."""
     values = rows["data"].cast(pa.large_binary()).to_pylist()
     return xxh3_128_digest(msgspec.msgpack.encode(values))
+
+
+def _differs(topic: str, what: str, now: int, stored: int) -> PlanNotDeterministic:
+    difference = f"{what} when it was written before"
+    return PlanNotDeterministic(
+        f"{difference}: this query gives other rows when it runs again",
+        fix="remove what differs from run to run (rand, current_timestamp in a UDF, an order "
+        "that is not total), or write with mode=staged from the start: rows of this batch that "
+        "are stored stay, so that it cannot change over half-way",
+        detail={"topic": topic, "difference": difference, "now": now, "stored": stored},
+    )
 
 
 def _lost(topic: str, gap: HeadraceError) -> ProducerGap:

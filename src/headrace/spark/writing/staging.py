@@ -1,12 +1,12 @@
 """Staged writes: rows wait in a topic of their own until one attempt of a batch is chosen.
 
 For plans that give other rows when they run again.  Tasks append to the staging topic, each attempt
-anew.  When all are done, one record there says which ranges of it are the batch: the *decision*.
-There is one decision for a batch, because it has a producer's number; whoever comes later with
-another one publishes what stands.  Then the ranges are copied to their topics, in chunks that
-follow from the decision, under numbers again; the decider's next record says that it is done, and
-what lies below that is deleted.  So a crash anywhere leaves either no decision, and the next
-attempt is as good, or one that can be carried out again from the start, or a note that it was.
+its own rows.  When all are done, one record there says which ranges of it are the batch: the
+*decision*. There is one decision for a batch, because it has a producer's number; an attempt that
+comes later with another one publishes what stands.  Then the ranges are copied to their topics, in
+chunks that follow from the decision, under numbers again; the decider's next record says that it is
+done, and what lies below that is deleted.  So a crash anywhere leaves either no decision, and the
+next attempt is as good, or one that can be carried out again from the start, or a note that it was.
 Rows that are gone without that note are an error.
 
 Nothing else removes staged rows: those of failed attempts go with the next batch.
@@ -23,8 +23,8 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
+from headrace.api.records import Appended, Producer
 from headrace.client import Client
-from headrace.client.models import Appended, Producer
 from headrace.core.errors import (
     Forbidden,
     HeadraceError,
@@ -40,7 +40,7 @@ from headrace.spark.writing.sending import Sender, Sending, stored_rows
 
 # Ranges in one record of a decision: with the longest names it stays below what a record may have.
 RANGES_PER_RECORD_MAX: Final = 512
-# A decision that a power failure took back would be made anew, for other rows, after some of the
+# A decision that a power failure took back would be made again, for other rows, after some of the
 # first ones were published.
 CONFIG: Final = {"durability": "fsync"}
 
@@ -112,7 +112,9 @@ class Staging:
             if staged.epoch is None:
                 staged.epoch = self._open()
             answer = sending.send(Chunk(self.name, rows))
-            staged.ranges.append(Range(topic, answer.first_seq, answer.last_seq))
+            first, last = answer.first_seq, answer.last_seq
+            assert first is not None and last is not None  # it was appended just now
+            staged.ranges.append(Range(topic, first, last))
         if staged.epoch is not None and staged.epoch != self._epoch():
             raise self._lost(staged.ranges[0].first)
         return staged
@@ -123,12 +125,13 @@ class Staging:
         With `remove` nobody will come back to it, and the staging topic is deleted.
         """
         self.step("decide")
-        at, decision = self._decide(self._choice(messages))
-        if not decision.published:
+        decision = self._decide(self._choice(messages))
+        if decision is not None:
             self.step("publish")
             self._publish(decision)
             self.step("note")
-            at = self._append([Decision(self._batch, published=True)], 1).first_seq
+        at = self._append([Decision(self._batch, published=True)], 1).first_seq
+        assert at is not None  # it is the newest of its producer
         self.step("clean")
         if remove:
             self.remove()
@@ -161,25 +164,30 @@ class Staging:
         ordered = sorted(messages, key=lambda message: message.partition)
         ranges = [one for message in ordered for one in message.ranges]
         epochs = {message.epoch for message in ordered if message.ranges}
-        if len(epochs) > 1:  # the topic was made anew, and some rows went with the first
+        if len(epochs) > 1:  # the topic was created again, and some rows went with the first
             raise self._lost(ranges[0].first)
         if not ranges:
             self._open()
         text = any(message.text for message in ordered)
         return Decision(self._batch, text, ranges, epochs.pop() if epochs else None)
 
-    def _decide(self, choice: Decision) -> tuple[int, Decision]:
-        """The decision that stands, and the seq of its first record."""
+    def _decide(self, choice: Decision) -> Decision | None:
+        """The decision that stands; None if it is noted that it was carried out."""
         ranges = choice.ranges
         parts = [
             msgspec.structs.replace(choice, ranges=ranges[start : start + RANGES_PER_RECORD_MAX])
             for start in range(0, max(1, len(ranges)), RANGES_PER_RECORD_MAX)
         ]
         answer = self._append(parts, 0)
-        if answer.deduped:
-            parts = self._decided(answer.first_seq, answer.count)
+        if not answer.deduped:
+            return choice
+        if answer.producer_seq:  # of the note
+            return None
+        first, count = answer.first_seq, answer.count
+        assert first is not None and count is not None  # it is the newest of its producer
+        parts = self._decided(first, count)
         whole = [one for part in parts for one in part.ranges]
-        return answer.first_seq, msgspec.structs.replace(parts[0], ranges=whole)
+        return msgspec.structs.replace(parts[0], ranges=whole)
 
     def _append(self, parts: Sequence[Decision], number: int) -> Appended:
         """Append what the decider says first (0) or second (1) of this batch."""

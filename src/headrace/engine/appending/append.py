@@ -1,0 +1,326 @@
+"""Appending: admit a batch, give it its seqs, and stage it.
+
+Only this file gives out seqs.  Everything that can refuse an append does so before anything
+changes (`admission.py` has the checks).  A batch gets consecutive seqs and one timestamp that never
+goes backwards; `pending_append.py` makes it visible when it is acknowledged.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.core.errors import HeadMismatch, HeadraceError, OutOfResources
+from headrace.core.limits import seq_max
+from headrace.core.runtime import Ticket
+from headrace.engine.appending.admission import (
+    PLAIN,
+    Append,
+    check_batch,
+    check_quota,
+    check_room,
+    refuse_closed,
+    refuse_oversized,
+)
+from headrace.engine.appending.idempotency import Sidecar, digest
+from headrace.engine.appending.pending_append import Appended, Beside, PendingAppend
+from headrace.engine.appending.producers import (
+    ProducerClaim,
+    admit_producer,
+    refuse_new_producer,
+)
+from headrace.engine.state import EngineState
+from headrace.engine.topics.config import EPHEMERAL, TopicConfig
+from headrace.engine.topics.lifecycle import Lifecycle
+from headrace.engine.topics.topic import Topic
+from headrace.storage.block import AnyBatch, Block, ColumnBatch
+from headrace.storage.block_encoding import BlockPlace, encode_block, encode_columns
+from headrace.storage.snapshot.state import ProducerState
+from headrace.storage.wal.frame import ENTRY_RESERVE, Reserve
+from headrace.storage.wal.shard import WalShard
+
+# Beyond this an append looks whether the seqs suffice; no batch has 2^32 records.
+FEW_SEQS_LEFT = seq_max - (1 << 32)
+
+
+class Appender:
+    """Appends to topics, creating them on the way."""
+
+    def __init__(self, state: EngineState, lifecycle: Lifecycle) -> None:
+        self._state = state
+        self._throttle = state.throttle
+        self._lifecycle = lifecycle
+        # Appends in flight that a second one with the same key, or number, has to wait for.
+        self._keys_in_flight: dict[tuple[int, bytes], Ticket[Appended]] = {}
+        self._claims_in_flight: dict[tuple[int, ProducerClaim], Ticket[Appended]] = {}
+        # What producers will have had accepted once everything in flight has landed.
+        self._claims: dict[tuple[int, str], ProducerState] = {}
+
+    def append(self, name: str, batch: AnyBatch, how: Append = PLAIN) -> Ticket[Appended]:
+        """Stage a batch; the ticket is done when it is acknowledged."""
+        state, settings = self._state, self._state.settings
+        if not state.ready:
+            state.refuse_unready()
+        if state.loading:
+            state.loading.refuse(name)
+        size = check_batch(settings, batch, how)
+        topic = state.by_name.get(name) if type(name) is str else state.find(name)
+        created = topic is None
+        if topic is None:
+            topic = self._create(name, batch, how, size)
+        if how is not PLAIN:
+            ticket: Ticket[Appended] = Ticket(state.runtime)
+            if self._answered_before(topic, batch, how, ticket):
+                return ticket
+            if how.expected_head_seq is not None and how.expected_head_seq != topic.staged:
+                raise HeadMismatch(
+                    f"the head of {name!r} is {topic.staged}, not {how.expected_head_seq}",
+                    fix="read on from that head and decide again",
+                    detail={"topic": name, "head_seq": topic.staged},
+                )
+        shards = state.shards
+        shard = shards[0] if len(shards) == 1 else state.shard_of(topic.id)
+        if not created:
+            state.refuse_writes(shard)
+            if topic.closed:
+                refuse_closed(topic)
+            if self._throttle.shedding:
+                self._throttle.refuse_if_full(shard, how.disable_backpressure)
+            if topic.ephemeral:
+                state.refuse_ephemeral(size)
+        if topic.bounded or settings.max_total_bytes or topic.staged > FEW_SEQS_LEFT:
+            check_room(state, topic, batch, size)
+        try:
+            block, needs_sync, reserve = self._encode(topic, batch, how, shard)
+        except MemoryError:  # the one large copy, before anything has changed
+            raise OutOfResources.told("nothing") from None
+        try:
+            if created:
+                self._lifecycle.begin_for_append(topic, batch.rows)
+            pending = self._stage(topic, block, needs_sync, reserve, how, created, shard)
+            if topic.ephemeral and not topic.changing:
+                self._stage_ephemeral(pending, shard)
+            else:
+                shard.stage(pending)
+        except MemoryError:
+            raise shard.halt() from None
+        return pending
+
+    def _stage_ephemeral(self, pending: PendingAppend, shard: WalShard) -> None:
+        """Records of this class never reach the log; the seqs they use are reserved there."""
+        topic, reserve = pending.topic, pending.reserve
+        pending.raw = b""
+        pending.reserve = 0
+        if reserve:
+
+            def reserved(error: HeadraceError | None) -> None:
+                if error is None:
+                    topic.reservation.written(reserve, shard)
+                else:
+                    topic.reservation.failed()
+
+            self._state.log(topic, ENTRY_RESERVE, Reserve(reserve), needs_sync=False, done=reserved)
+        if pending.needs_sync:
+            shard.stage(pending)
+        else:
+            pending.settle(None)
+
+    def _create(self, name: str, batch: AnyBatch, how: Append, size: int) -> Topic:
+        """Make the topic on the way, once nothing can refuse the append any more."""
+        config = how.config if how.config is not None else _DEFAULT_CONFIG
+        create = how.create if how.create is not None else config.auto_create
+        self._lifecycle.check_creatable(name, config, create)
+        shard = self._state.shard_of(self._state.topics.next_id)
+        self._throttle.refuse_if_full(shard, how.disable_backpressure)
+        if config.discard == "reject":
+            refuse_oversized(name, config, batch, size)
+        check_quota(self._state, size)
+        if config.durability == EPHEMERAL:
+            self._state.refuse_ephemeral(size)
+        if how.idempotency_key is not None:
+            self._state.keys.refuse_if_full(self._state.clock.now_ms(), len(self._keys_in_flight))
+        if how.producer is not None:
+            admit_producer(None, how.producer)
+        if how.expected_head_seq:
+            raise HeadMismatch(
+                f"the head of {name!r} is 0, not {how.expected_head_seq}",
+                fix="expect 0 of a topic that does not exist",
+                detail={"topic": name, "head_seq": 0},
+            )
+        return self._lifecycle.new_for_append(name, config)
+
+    def _answered_before(
+        self, topic: Topic, batch: AnyBatch, how: Append, ticket: Ticket[Appended]
+    ) -> bool:
+        """Settle the ticket from what is known of this key or producer; False: append it."""
+        state = self._state
+        if how.idempotency_key is not None:
+            now, key = state.clock.now_ms(), digest(how.idempotency_key)
+            first = self._keys_in_flight.get((topic.id, key))
+            if first is not None:
+                _join(first, topic, None, ticket)
+                return True
+            row = state.keys.find(topic.id, key, topic.config.idempotency_window_ms, now)
+            if row is not None:
+                last = row.first_seq + row.records - 1
+                ticket.resolve(
+                    Appended(
+                        topic.name, topic.epoch, row.first_seq, last, row.head, row.records,
+                        deduped=True,
+                    )
+                )  # fmt: skip
+                return True
+            state.keys.refuse_if_full(now, len(self._keys_in_flight))
+        claim = how.producer
+        return claim is not None and self._produced_before(topic, claim, ticket)
+
+    def _produced_before(
+        self, topic: Topic, claim: ProducerClaim, ticket: Ticket[Appended]
+    ) -> bool:
+        """Settle the ticket if the producer's number is a repeat; False: append it."""
+        known = self._claims.get((topic.id, claim.id))
+        if known is None and topic.producers is not None:
+            known = topic.producers.newest(claim.id)
+        if admit_producer(known, claim):
+            if known is None:
+                self._refuse_if_full(topic)
+            return False
+        first = self._claims_in_flight.get((topic.id, claim))
+        if first is not None:
+            _join(first, topic, claim, ticket)
+        else:
+            ticket.resolve(_stored_before(topic, claim))
+        return True
+
+    def _refuse_if_full(self, topic: Topic) -> None:
+        """Refuse a new producer where the topic remembers, or will, as many as it may."""
+        most = self._state.settings.producers_per_topic_max
+        known = topic.producers or ()
+        if len(known) + len(self._claims) < most:
+            return
+        coming = sum(owner == topic.id and id not in known for owner, id in self._claims)
+        refuse_new_producer(topic.name, len(known) + coming, most)
+
+    # Staging
+
+    def _encode(
+        self, topic: Topic, batch: AnyBatch, how: Append, shard: WalShard
+    ) -> tuple[Block, bool, int]:
+        """The records as one block with the seqs after the last staged one.
+
+        Also whether the block has to be synced, and what it has to reserve.
+        """
+        clock, staged = self._state.clock, topic.staged
+        now, last_ts = clock.now_ms(), topic.last_ts
+        ts = now if now > last_ts else last_ts
+        sidecar = b"" if how is PLAIN else _sidecar(how)
+        if isinstance(batch, ColumnBatch):
+            reserve, needs_sync = topic.reserve(staged + batch.rows, shard, clock)
+            place = BlockPlace(topic.id, staged + 1, ts, now, reserve)
+            block = encode_columns(batch, place, sidecar)
+        else:
+            reserve, needs_sync = topic.reserve(staged + len(batch.data), shard, clock)
+            if batch.timestamps is not None and batch.timestamps[0] < last_ts:
+                stamps = [max(stamp, last_ts) for stamp in batch.timestamps]
+                batch = batch._replace(timestamps=stamps)
+            block = encode_block(batch, topic.id, staged + 1, ts, now, reserve, sidecar)
+        return block, needs_sync, reserve
+
+    def _stage(
+        self,
+        topic: Topic,
+        block: Block,
+        needs_sync: bool,
+        reserve: int,
+        how: Append,
+        created: bool,
+        shard: WalShard,
+    ) -> PendingAppend:
+        """Stage a block: nothing can refuse it any more, so the topic may change."""
+        state = self._state
+        pending = PendingAppend(
+            state.runtime, self, state, shard, topic, block, block.raw, needs_sync, created, reserve
+        )
+        topic.stage(block, needs_sync, reserve)
+        if how is not PLAIN and (how.idempotency_key, how.producer, how.state) != _NOTHING_BESIDE:
+            self._track(topic, how, pending)
+        return pending
+
+    def _track(self, topic: Topic, how: Append, pending: PendingAppend) -> None:
+        block, claim = pending.block, how.producer
+        pending.beside = beside = Beside(state=how.state)
+        if how.idempotency_key is not None:
+            beside.key = digest(how.idempotency_key)
+            self._keys_in_flight[topic.id, beside.key] = pending
+        if claim is not None:
+            beside.claim = claim
+            beside.producer = self._claims[topic.id, claim.id] = ProducerState(
+                claim.epoch, claim.sequence, block.first_seq, block.count, block.last_seq
+            )
+            self._claims_in_flight[topic.id, claim] = pending
+
+    def landed(self, pending: PendingAppend, beside: Beside) -> None:
+        """Forget that an append was in flight."""
+        topic_id = pending.topic.id
+        if beside.key:
+            self._keys_in_flight.pop((topic_id, beside.key), None)
+        claim = beside.claim
+        if claim is not None:
+            del self._claims_in_flight[topic_id, claim]
+            if self._claims[topic_id, claim.id] is beside.producer:
+                del self._claims[topic_id, claim.id]
+
+
+_DEFAULT_CONFIG = TopicConfig()
+_NOTHING_BESIDE = (None, None, None)
+
+
+def _sidecar(how: Append) -> bytes:
+    """What is committed beside the records; empty when there is nothing."""
+    claim = how.producer
+    if (how.idempotency_key, claim, how.state) == _NOTHING_BESIDE:
+        return b""
+    return Sidecar(
+        b"" if how.idempotency_key is None else digest(how.idempotency_key),
+        claim.id if claim else "",
+        claim.epoch if claim else 0,
+        claim.sequence if claim else 0,
+        how.state,
+    ).encode()
+
+
+def _stored_before(topic: Topic, claim: ProducerClaim) -> Appended:
+    """The answer to a number that the topic has of this producer: its own seqs, or none."""
+    known = topic.producers
+    assert known is not None
+    newest, place = known.newest(claim.id), known.place_of(claim)
+    assert newest is not None
+    if place is None:
+        first = last = count = None
+        head = topic.head
+    else:
+        first, count = place
+        head = last = first + count - 1
+    return Appended(
+        topic.name, topic.epoch, first, last, head, count, deduped=True,
+        producer_sequence=newest.sequence,
+    )  # fmt: skip
+
+
+def _join(
+    first: Ticket[Appended], topic: Topic, claim: ProducerClaim | None, ticket: Ticket[Appended]
+) -> None:
+    """Answer an append as the same one that is in flight, when that has landed."""
+
+    def copy_answer(done: Ticket[Appended]) -> None:
+        if done.error is not None:
+            ticket.fail(done.error)
+            return
+        newest = topic.producers.newest(claim.id) if claim and topic.producers else None
+        ticket.resolve(
+            msgspec.structs.replace(
+                done.result(), created=False, deduped=True,
+                producer_sequence=newest.sequence if newest is not None else None,
+            )
+        )  # fmt: skip
+
+    first.when_done(copy_answer)

@@ -1,0 +1,230 @@
+"""Producers: writers that number their appends, and what a topic remembers of each.
+
+Only this file decides whether a producer's append was stored before.  A topic keeps the newest
+append of each producer for as long as it lives, so that any repeat is recognised, however late it
+comes.  Of the appends before that one it keeps where they are, while there is room: so many of one
+producer, and so many of all of them; the topic that producers wrote to longest ago forgets first.
+A repeat is answered with its own seqs, or, once they are forgotten, without any.
+
+All of it travels in the log entry of the records it guards, and in the snapshot.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headrace.core.errors import InvalidRequest, ProducerFenced, ProducerGap, TopicFull
+from headrace.core.settings import Settings
+from headrace.storage.snapshot.state import ProducerState
+
+if TYPE_CHECKING:
+    from headrace.engine.topics.topic import Topic
+
+# Where an older append is: first seq, count.  On disk (docs/formats/snapshot.md): never change it.
+PLACE: Final = struct.Struct("<QI")
+
+
+class ProducerClaim(NamedTuple):
+    """What a producer says of an append: who it is, its epoch, its sequence number.
+
+    >>> ProducerClaim("etl-1", 0, 7).sequence
+    7
+    """
+
+    id: str
+    epoch: int
+    sequence: int
+
+
+class Place(NamedTuple):
+    """The seqs that an append was given."""
+
+    first_seq: int
+    records: int
+
+
+def admit_producer(known: ProducerState | None, claim: ProducerClaim) -> bool:
+    """True: append it.  False: a duplicate, already stored.  Otherwise an error with the way out.
+
+    >>> admit_producer(None, ProducerClaim("p", 0, 0))
+    True
+    >>> admit_producer(ProducerState(0, 4, 1, 1, 1), ProducerClaim("p", 0, 3))
+    False
+    """
+    epoch = known.epoch if known is not None else claim.epoch
+    if known is not None and claim.epoch < epoch:
+        raise ProducerFenced(
+            f"producer {claim.id!r} has epoch {epoch}, this append says {claim.epoch}",
+            fix="stop this instance, a newer one took over",
+            detail={"epoch": epoch},
+        )
+    if known is not None and claim.epoch > epoch and claim.sequence != 0:
+        raise InvalidRequest(
+            f"producer {claim.id!r} starts epoch {claim.epoch} at sequence {claim.sequence}",
+            fix="start a new epoch at sequence 0",
+            detail={"expected": 0, "received": claim.sequence},
+        )
+    fresh = known is None or claim.epoch > epoch
+    last = -1 if fresh or known is None else known.sequence
+    if claim.sequence <= last:
+        return False
+    if claim.sequence != last + 1:
+        raise ProducerGap(
+            f"producer {claim.id!r} sent sequence {claim.sequence}, {last + 1} is next",
+            fix=f"send sequence {last + 1} first",
+            detail={"expected": last + 1, "received": claim.sequence},
+        )
+    return True
+
+
+def refuse_new_producer(topic: str, known: int, most: int) -> None:
+    """Raise unless a topic with this many producers has room for one more."""
+    if known < most:
+        return
+    # Not 429: nothing is forgotten, so that the same call never succeeds later by itself.
+    raise TopicFull(
+        f"{topic!r} remembers {known} producers, the most allowed",
+        fix="use the ids that there are, write to another topic, or raise "
+        "HEADRACE_PRODUCERS_PER_TOPIC_MAX",
+        detail={"limit": "producers_per_topic_max", "max": most},
+    )
+
+
+class TopicProducers:
+    """What one topic remembers of its producers.
+
+    >>> known = TopicProducers()
+    >>> for sequence in range(3):
+    ...     _ = known.accept("p", ProducerState(0, sequence, 10 * sequence + 1, 10, 0), 1)
+    >>> known.place_of(ProducerClaim("p", 0, 1)), known.place_of(ProducerClaim("p", 0, 0))
+    (Place(first_seq=11, records=10), None)
+    """
+
+    __slots__ = ("_newest", "_older", "appends")
+
+    def __init__(
+        self, newest: Mapping[str, ProducerState] = {}, older: Mapping[str, bytes] = {}
+    ) -> None:
+        self._newest = dict(newest)
+        # By id, a `PLACE` for each append right before the newest, oldest first.  In the order of
+        # the producers' last appends; what is to be forgotten is taken from its front.
+        self._older = OrderedDict(older)
+        self.appends = sum(map(len, older.values())) // PLACE.size  # in all of `_older`
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._newest
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._newest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TopicProducers) and self.saved() == other.saved()
+
+    def newest(self, id: str) -> ProducerState | None:
+        """The newest append of a producer."""
+        return self._newest.get(id)
+
+    def place_of(self, claim: ProducerClaim) -> Place | None:
+        """The seqs of an append that was stored before; None once they are forgotten."""
+        newest = self._newest.get(claim.id)
+        if newest is None or newest.epoch != claim.epoch:
+            return None
+        behind = newest.sequence - claim.sequence
+        if not behind:
+            return Place(newest.first_seq, newest.count)
+        older = self._older.get(claim.id, b"")
+        at = len(older) - behind * PLACE.size
+        return Place(*PLACE.unpack_from(older, at)) if 0 <= at < len(older) else None
+
+    def accept(self, id: str, producer: ProducerState, older_max: int) -> int:
+        """Remember an append as the newest; return how many older ones more that makes."""
+        before = self._newest.get(id)
+        self._newest[id] = producer
+        if before is None:
+            return 0
+        known = older = self._older.pop(id, b"")
+        # Places are found by how far a number is behind the newest: nothing may be missing.
+        if before.epoch == producer.epoch and before.sequence + 1 == producer.sequence:
+            if older_max:
+                older += PLACE.pack(before.first_seq, before.count)
+                older = self._older[id] = older[-older_max * PLACE.size :]
+        else:
+            older = b""
+        change = (len(older) - len(known)) // PLACE.size
+        self.appends += change
+        return change
+
+    def forget_some(self) -> int:
+        """Forget the older appends of the producer that was quiet longest; return how many."""
+        _, older = self._older.popitem(last=False)
+        forgotten = len(older) // PLACE.size
+        self.appends -= forgotten
+        return forgotten
+
+    def forget(self, id: str) -> int:
+        """Forget a producer; return how many older appends went with it."""
+        del self._newest[id]
+        forgotten = len(self._older.pop(id, b"")) // PLACE.size
+        self.appends -= forgotten
+        return forgotten
+
+    def saved(self) -> tuple[dict[str, ProducerState], dict[str, bytes]]:
+        """Copies of all of it, as a snapshot keeps it."""
+        return dict(self._newest), dict(self._older.items())
+
+
+class ProducerMemory:
+    """The bounds on what all topics remember of the older appends of their producers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._older_max = settings.appends_per_producer_max - 1  # the newest is always there
+        self._appends_max = settings.producer_appends_max
+        self._topics: OrderedDict[int, TopicProducers] = OrderedDict()  # those that have some
+        self.appends = 0
+
+    def accept(self, topic: Topic, id: str, producer: ProducerState) -> None:
+        """Remember the append that a producer has had accepted last."""
+        known = topic.make_producers()
+        self.appends += known.accept(id, producer, self._older_max)
+        self._note(topic.id, known)
+
+    def restored(self, topic: Topic) -> None:
+        """Count what a snapshot has of a topic."""
+        known = topic.producers
+        if known is not None:
+            self.appends += known.appends
+            self._note(topic.id, known)
+
+    def forget(self, topic: Topic, ids: Iterable[str]) -> None:
+        """Forget these producers of a topic."""
+        known = topic.producers
+        if known is not None:
+            for id in ids:
+                self.appends -= known.forget(id)
+            self._note(topic.id, known)
+
+    def forget_topic(self, topic: Topic) -> None:
+        """A topic is gone."""
+        if self._topics.pop(topic.id, None) is not None:
+            assert topic.producers is not None
+            self.appends -= topic.producers.appends
+
+    def _note(self, topic_id: int, known: TopicProducers) -> None:
+        """What is known of a topic's producers has changed just now."""
+        topics = self._topics
+        if known.appends:
+            topics[topic_id] = known
+            topics.move_to_end(topic_id)
+        else:
+            topics.pop(topic_id, None)
+        while self.appends > self._appends_max:
+            oldest = next(iter(topics))
+            self.appends -= topics[oldest].forget_some()
+            if not topics[oldest].appends:
+                del topics[oldest]

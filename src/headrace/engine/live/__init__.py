@@ -1,0 +1,1 @@
+"""Live reading: followers of topics, told of new records and served from one shared read."""

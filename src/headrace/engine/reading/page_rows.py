@@ -1,0 +1,264 @@
+"""Collecting the rows of a page: how many still fit, which are left out, where the cursor is.
+
+Only this file turns blocks and sealed runs into the rows of an answer.  A record is never skipped
+unless it is dead or of a node the reader asked not to see; a record that should be in a file and is
+not is an error, never a shorter answer.  A collector may work in the reader lane: then it sees the
+topic as it was when it was handed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyroaring import BitMap64
+
+from headrace.core.errors import SegmentCorrupt
+from headrace.engine.topics.block_list import BlockList
+from headrace.engine.topics.topic import Topic
+from headrace.storage.block import Block, Rows
+from headrace.storage.files.catalog import runs_in
+from headrace.storage.segment.page_columns import rows_of_page
+from headrace.storage.segment.reader import Segment
+from headrace.storage.segment.run import Run
+
+# A page that leaves out almost everything it meets ends after this many rows, and says how far it
+# came: a filter must not hold the loop thread.
+SKIPPED_ROWS_MIN = 10_000
+SKIPPED_ROWS_PER_ROW = 10
+
+
+class ReadRequest(NamedTuple):
+    """Where to read, and how much.  At most one of from_seq, from_ts and last is given."""
+
+    from_seq: int = 0
+    limit: int = 256
+    bytes_max: int = 1 << 20
+    nodes: Collection[str] = ()
+    epoch: int | None = None
+    from_ts: int | None = None
+    last: int | None = None
+    columns: bool = False  # as Arrow columns, not as lists
+
+
+class Collector:
+    """Rows taken so far, and how much more fits."""
+
+    __slots__ = (
+        "_base",
+        "_frozen",
+        "_skips_left",
+        "bytes_left",
+        "cold",
+        "cursor",
+        "elsewhere",
+        "full",
+        "left",
+        "nodes",
+        "rows",
+        "scanned",
+        "topic",
+    )
+
+    def __init__(self, topic: Topic, cursor: int, request: ReadRequest) -> None:
+        self.topic = topic
+        self.cursor = cursor
+        self.left = request.limit
+        self.bytes_left = request.bytes_max
+        self.nodes = request.nodes if topic.config.dedupe_node else ()
+        self.rows: list[Rows] = []
+        self.scanned = 0
+        self.cold = 0  # of those, the ones in the cold tier
+        self.elsewhere = 0  # and the ones that only the lake has
+        self.full = request.limit == 0
+        self._frozen: BitMap64 | None = None
+        self._base = 0
+        self._skips_left = max(SKIPPED_ROWS_MIN, SKIPPED_ROWS_PER_ROW * request.limit)
+
+    def freeze(self, gone: BitMap64 | None = None) -> None:
+        """From here to `thaw` another thread collects: it sees the holes as they are now.
+
+        `gone` are its own, in place of those of the topic.
+        """
+        if gone is None:
+            holes = self.topic.holes
+            gone = holes.copy() if holes is not None else BitMap64()
+        self._frozen = gone
+        self._base = self.topic.base
+
+    def thaw(self) -> None:
+        self._frozen = None
+
+    @property
+    def _holes(self) -> BitMap64 | None:
+        return self._frozen if self._frozen is not None else self.topic.holes
+
+    def live_between(self, first: int, last: int) -> int:
+        """Live records with first <= seq <= last, as this thread sees them."""
+        if self._frozen is None:
+            return self.topic.live_between(first, last)
+        first = max(first, self._base + 1)
+        return max(0, last + 1 - first - self._frozen.range_cardinality(first, last + 1))
+
+    def take_run(self, run: Run, last: int, wait: bool) -> None:
+        """Take from a sealed run until it ends, `last` is passed, or the page is full."""
+        stop = run.row_of(last + 1, wait)
+        start = run.row_of(self.cursor + 1, wait)
+        while start < stop and not self.full:
+            end = min(stop, start + self.left)
+            end = run.fit(start, end, max(self.bytes_left, 0), wait)
+            self._add(run.rows(start, end, wait), run.size_of(start, end, wait))
+            start = end
+
+    def take_batch(self, batch: pa.RecordBatch, size: int) -> None:
+        """Take rows that have the columns of a page; `size` are their bytes."""
+        self._add(rows_of_page(batch), size)
+
+    def take_blocks(self, blocks: BlockList, last: int) -> None:
+        """Take from memory until `last` is passed or the page is full."""
+        while not self.full:
+            # A block has at least one record, so more of them are never needed at a time.
+            window = blocks.since(self.cursor + 1, self.left)
+            index = 0
+            while index < len(window) and window[index].first_seq <= last and not self.full:
+                taken = self._take_singles(window, index, last)
+                if taken == index and not self.full:
+                    self._take_block(window[index], last)
+                    taken += 1
+                index = taken
+            if index < len(window) or not window:
+                return
+
+    def _take_singles(self, blocks: list[Block], index: int, last: int) -> int:
+        """Take a stretch of one-record blocks at once; returns where it ends."""
+        seqs: list[int] = []
+        data: list[bytes] = []
+        stamps, kinds = [], []
+        size = 0
+        stop = min(len(blocks), index + self.left)
+        while index < stop:
+            block = blocks[index]
+            payload = block.single
+            if payload is None or block.first_seq > last:
+                break
+            size += block.bytes
+            if size > self.bytes_left and (data or self.rows):
+                size -= block.bytes
+                self.full = not data
+                break
+            seqs.append(block.first_seq)
+            stamps.append(block.ts)
+            data.append(payload)
+            kinds.append(block.kind)
+            index += 1
+        if data:
+            same = kinds.count(kinds[0]) == len(kinds)
+            each = kinds[0] if same else kinds
+            self._add(Rows(seqs, stamps, data, each, append_firsts=seqs), size)
+        return index
+
+    def _take_block(self, block: Block, last: int) -> None:
+        stop = min(block.count, last - block.first_seq + 1)
+        start = max(0, self.cursor + 1 - block.first_seq)
+        while start < stop and not self.full:
+            end = min(stop, start + self.left)
+            size = block.size_of(start, end)
+            if size > self.bytes_left:
+                end = fit_rows(block, start, end, self.bytes_left)
+                size = block.size_of(start, end)
+            self._add(block.rows(start, end), size)
+            start = end
+
+    def _add(self, rows: Rows, size: int) -> None:
+        """Take rows; `size` is exact where nothing is filtered out."""
+        seen, last = len(rows), rows.seqs[-1]
+        if self._filtered(rows):
+            live = self._wanted(rows)
+            self._skips_left -= seen - len(live)
+            size = 0
+            if len(live) == len(rows):
+                size = _size(rows)
+            elif live:
+                rows = rows.pick(live)
+                size = _size(rows)
+            else:
+                self.scanned += seen
+                self.cursor = last
+                self.full = self._skips_left <= 0
+                return
+        if size > self.bytes_left and self.rows:
+            self.full = True
+            return
+        self.rows.append(rows)
+        self.scanned += seen
+        self.cursor = last
+        self.left -= len(rows)
+        self.bytes_left -= size
+        self.full = self.left <= 0 or self.bytes_left <= 0 or self._skips_left <= 0
+
+    def _filtered(self, rows: Rows) -> bool:
+        if self.nodes and rows.nodes is not None:
+            return True
+        holes = self._holes
+        return holes is not None and bool(holes.range_cardinality(rows.seqs[0], rows.seqs[-1] + 1))
+
+    def _wanted(self, rows: Rows) -> list[int]:
+        holes = self._holes or ()
+        nodes = self.nodes
+        columns = rows.nodes if nodes and rows.nodes is not None else None
+        if columns is None:
+            return [i for i, seq in enumerate(rows.seqs) if seq not in holes]
+        return [
+            i
+            for i, (seq, node) in enumerate(zip(rows.seqs, columns, strict=True))
+            if seq not in holes and node not in nodes
+        ]
+
+
+def _size(rows: Rows) -> int:
+    total = sum(map(len, rows.data))
+    if rows.metas is not None:
+        total += sum(len(meta) for meta in rows.metas if meta is not None)
+    return total
+
+
+def fit_rows(block: Block, start: int, stop: int, bytes_max: int) -> int:
+    """The largest end such that rows start..end hold at most `bytes_max`; at least one row."""
+    low, high = start + 1, stop
+    while low < high:
+        middle = (low + high + 1) // 2
+        if block.size_of(start, middle) <= bytes_max:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def take_runs(collector: Collector, files: Sequence[Segment], last: int, wait: bool) -> None:
+    """Take sealed rows up to `last`.  Rows that should be there and are not are an error."""
+    for run in runs_in(files, collector.topic.id, wait):
+        if run.first_seq > last or collector.full:
+            break
+        if run.last_seq > collector.cursor:
+            _refuse_missing(collector, files, run.first_seq - 1)
+            before = collector.scanned
+            collector.take_run(run, last, wait)
+            if run.segment.meta.tier:
+                collector.cold += collector.scanned - before
+    if not collector.full:
+        _refuse_missing(collector, files, last)
+        collector.cursor = max(collector.cursor, last)
+
+
+def _refuse_missing(collector: Collector, files: Sequence[Segment], last: int) -> None:
+    first = collector.cursor + 1
+    if first > last or not collector.live_between(first, last):
+        return
+    problems = [file.problem for file in files if file.problem is not None]
+    why = problems[0].message if problems else "no file has them"
+    raise SegmentCorrupt(
+        f"seqs {first} to {last} of {collector.topic.name!r} cannot be read: {why}",
+        fix="run `headrace check`, then restore the file from a backup or the cold tier",
+        detail={"topic": collector.topic.name, "first_seq": first, "last_seq": last},
+    )

@@ -1,0 +1,362 @@
+"""One topic: its identity and config, what is on its way to its log, and who waits for it.
+
+Only this file stages and publishes blocks, whether an append, a router or recovery brings them.
+Which seqs are alive is in `live_seqs.py`, where their records are in `stored_blocks.py`, what an
+archive has of them in `archived_seqs.py`: a topic is all of that.  Any part may read its
+attributes; every change is a method here or there, and keeps the sums over all topics in step
+(`totals.py`).
+
+Nothing here waits, writes or knows time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.core.clock import EngineClock
+from headrace.core.runtime import Thunk
+from headrace.engine.appending.producers import TopicProducers
+from headrace.engine.queues.state import QueueState
+from headrace.engine.topics.archived_seqs import ArchivedSeqs
+from headrace.engine.topics.config import EPHEMERAL, FSYNC, TopicConfig, decode_config
+from headrace.engine.topics.reservation import ASK_BEFORE, Log, Reservation
+from headrace.engine.topics.totals import Totals
+from headrace.storage.block import Block
+from headrace.storage.snapshot.state import TopicState
+from headrace.storage.wal.frame import TopicCreate
+
+
+class Topic(ArchivedSeqs):
+    """State of one topic.  Owned by the loop thread."""
+
+    __slots__ = (
+        "archiving_to",
+        "bounded",
+        "changing",
+        "closed",
+        "created_ms",
+        "ephemeral",
+        "epoch",
+        "id",
+        "last_read_ms",
+        "last_ts",
+        "last_write_ms",
+        "live",
+        "needs_sync",
+        "parent_id",
+        "parent_to",
+        "producers",
+        "reservation",
+        "staged_bytes",
+        "staged_count",
+        "state",
+        "unsettled_syncs",
+        "waiters",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        name: str,
+        epoch: int,
+        config: TopicConfig,
+        totals: Totals | None = None,
+        created_ms: int = 0,
+    ) -> None:
+        super().__init__(name, config, Totals() if totals is None else totals)
+        self.id = id
+        self.epoch = epoch
+        self.created_ms = created_ms
+        self.live = False  # its creation is durable
+        self.changing = 0  # configs on their way to the log
+        self.closed = 0  # deletes that copy the last records, so that no more may come
+        self.set_config(config)
+        self.staged_count = 0  # records and bytes staged but not yet visible
+        self.staged_bytes = 0
+        self.archiving_to = 0  # the highest watermark since the start that went to the log
+        self.last_ts = 0
+        self.last_write_ms = 0
+        self.last_read_ms = 0  # when it was last consumed; 0: never since the start
+        self.producers: TopicProducers | None = None
+        self.state = b""
+        self.parent_id = 0
+        self.parent_to = 0
+        self.unsettled_syncs = 0  # commits in flight that wait for a sync
+        self.reservation = Reservation()
+        self.waiters: list[Thunk] | None = None  # called, once, at the next change
+
+    @classmethod
+    def restored(cls, saved: TopicState, totals: Totals, queue: QueueState | None) -> Topic:
+        """Make the topic that a snapshot describes, with the state of its jobs."""
+        config = decode_config(saved.config)
+        topic = cls(saved.id, saved.name, saved.epoch, config, totals, saved.created_ms)
+        topic.live = True
+        topic._restore_seqs(saved)
+        topic._restore_bounds(saved)
+        topic.last_ts = saved.last_ts
+        topic.last_write_ms = saved.last_write_ms
+        topic.reservation.raise_to(saved.reserved_to)
+        topic.state = saved.state
+        topic.queue = queue
+        topic._restore_archived(saved)
+        topic.parent_id, topic.parent_to = saved.parent_id, saved.parent_to
+        if saved.producers:
+            topic.producers = TopicProducers(saved.producers, saved.older_appends)
+        return topic
+
+    @classmethod
+    def replayed(cls, topic_id: int, create: TopicCreate, totals: Totals) -> Topic:
+        """Make the topic whose creation the log tells."""
+        config = decode_config(create.config)
+        topic = cls(topic_id, create.name, create.epoch, config, totals, create.created_ms)
+        topic.live = True
+        topic.reservation.raise_to(create.reserved_to)
+        topic.parent_id, topic.parent_to = create.parent_id, create.parent_to
+        topic.state = create.state
+        return topic
+
+    # Life and config
+
+    def set_config(self, config: TopicConfig) -> None:
+        """Live by this config from now on."""
+        self.config = config
+        # What every append asks of its config.
+        self.needs_sync = config.durability == FSYNC
+        self.ephemeral = config.durability == EPHEMERAL
+        self.bounded = bool(config.ttl_ms or config.cap_records or config.cap_bytes)
+        self.hold_back(None, None)
+        if self.queue is not None and not config.leases_durable:
+            self.queue.durable = False
+        self.serve_archive(bool(config.cold_reads))
+
+    def go_live(self, reserved_to: int) -> None:
+        """Exist: the creation, which reserves these seqs, is on disk."""
+        assert not self.live, self.name
+        self.live = True
+        self.reservation.raise_to(reserved_to)
+        self.totals.changed[self.id] = self
+
+    def begin_serving(self) -> None:
+        """Give out seqs again, after a recovery, from the head on."""
+        self.staged = self.head
+        self.reservation.begin(self.head, synced=self.needs_sync)
+
+    def end(self) -> None:
+        """Leave the totals and memory: the topic is deleted."""
+        self.live = False
+        self.totals.forget(self.id)
+        self.totals.bytes -= self.bytes
+        self.totals.records -= self.counted
+        self.counted = 0
+        self.drop_blocks()
+
+    def mark_changed(self) -> None:
+        """Have the next checkpoint look at this topic."""
+        self.totals.changed[self.id] = self
+
+    def begin_sync(self) -> None:
+        """An entry that is synced goes to the log: what comes behind it waits for the sync, too."""
+        self.unsettled_syncs += 1
+
+    def end_sync(self) -> None:
+        """That entry is on disk, or failed."""
+        assert self.unsettled_syncs > 0, self.name
+        self.unsettled_syncs -= 1
+
+    def begin_config_change(self) -> None:
+        """A new config goes to the log; records behind it are logged, too, whatever it says."""
+        self.begin_sync()
+        self.changing += 1
+
+    def end_config_change(self) -> None:
+        """That config is on disk, or failed."""
+        self.end_sync()
+        self.changing -= 1
+
+    def close_to_writers(self) -> None:
+        """Take no more records: a delete copies the last ones to where routers lead."""
+        self.closed += 1
+
+    def open_to_writers(self) -> None:
+        """Take records again: that delete failed."""
+        self.closed -= 1
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether anything of the topic is stored, so that what removes records must be, too."""
+        return self.logged_to > 0 or not self.ephemeral
+
+    def touch(self, now_ms: int) -> None:
+        """Note that the topic is consumed, which counts for its priority."""
+        self.last_read_ms = now_ms
+
+    # Publishing
+
+    def reserve(self, last: int, log: Log, clock: EngineClock) -> tuple[int, bool]:
+        """What the entry that gives out `last` has to reserve, and whether it has to be synced."""
+        reserve, needs_sync = 0, self.needs_sync
+        if not needs_sync and last + ASK_BEFORE > self.reservation.valid_to:
+            reserve, needs_sync = self.reservation.up_to(last, log, clock)
+        # What is acknowledged before an earlier entry of the topic would be seen before it.
+        return reserve, needs_sync or self.unsettled_syncs > 0
+
+    def stage(self, block: Block, needs_sync: bool, reserve: int) -> None:
+        """Give out the seqs of a block that goes to the log; it may ask for more in `reserve`."""
+        count, size = block.count, block.bytes
+        self.staged += count
+        self.last_ts = block.ts
+        self.staged_count += count
+        self.staged_bytes += size
+        self.totals.staged_bytes += size
+        if reserve:
+            self.reservation.stage(reserve)
+        if needs_sync:
+            self.unsettled_syncs += 1
+
+    def stage_trim(self, count: int, needs_sync: bool, reserve: int) -> None:
+        """Give out seqs for records that a router's source has lost."""
+        self.staged += count
+        if reserve:
+            self.reservation.stage(reserve)
+        if needs_sync:
+            self.unsettled_syncs += 1
+
+    def unstage(self, first_seq: int, block: Block | None, needs_sync: bool, reserve: int) -> None:
+        """Take back the seqs from `first_seq` on, of a block or of a trim, that the log refused.
+
+        Everything staged behind them failed, too, so they can be given out again.
+        """
+        if block is not None:
+            self.staged_count -= block.count
+            self.staged_bytes -= block.bytes
+            self.totals.staged_bytes -= block.bytes
+        if needs_sync:
+            self.unsettled_syncs -= 1
+        self.staged = min(self.staged, first_seq - 1)
+        if reserve:
+            self.reservation.failed()
+        assert self.staged_count >= 0 and self.unsettled_syncs >= 0, self.name
+
+    def publish(
+        self, block: Block, logged: bool, needs_sync: bool, reserve: int, log: Log | None
+    ) -> None:
+        """Make a staged block part of the topic: readers see it, at the head, from now on.
+
+        `logged`: the log has it, so that a checkpoint can seal it.
+        """
+        count, size, totals = block.count, block.bytes, self.totals
+        head = self.head
+        assert block.first_seq == head + 1, (self.name, block.first_seq, head)
+        self.staged_count -= count
+        self.staged_bytes -= size
+        totals.staged_bytes -= size
+        if needs_sync:
+            self.unsettled_syncs -= 1
+        if reserve:
+            assert log is not None
+            self.reservation.written(reserve, log)
+        self.head = head = head + count
+        self.bytes += size
+        totals.bytes += size
+        self.counted += count
+        totals.records += count
+        self.last_write_ms = block.arrived_ms
+        self.blocks.append(block)
+        totals.changed[self.id] = self
+        size = len(block.raw)
+        totals.resident_bytes += size
+        if logged:
+            if self.ephemeral_bytes:
+                self.count_as_logged(head)
+            self.logged_to = head
+            self.unsealed_bytes += size
+            totals.unsealed_bytes += size
+        else:
+            self.unlogged_to = head
+            self.ephemeral_bytes += size
+            totals.ephemeral_bytes += size
+        if totals.journal is not None:
+            totals.journal.note(self.id, head - count)
+
+    def publish_trim(
+        self, first: int, count: int, needs_sync: bool, reserve: int, log: Log
+    ) -> None:
+        """Make staged seqs whose records a router's source has lost part of the topic."""
+        if needs_sync:
+            self.unsettled_syncs -= 1
+        if reserve:
+            self.reservation.written(reserve, log)
+        self.add_trim(first, first + count - 1)
+        self.mark_changed()
+        if self.totals.journal is not None:
+            self.totals.journal.note(self.id, first - 1)
+
+    def replay(self, block: Block) -> None:
+        """Make a block of the log part of the topic, as it was before the stop."""
+        self.staged_count += block.count
+        self.staged_bytes += block.bytes
+        self.totals.staged_bytes += block.bytes
+        self.replay_ts(block.ts)
+        self.publish(block, True, False, 0, None)
+
+    def replay_ts(self, ts: int) -> None:
+        """Note that records that are not stored had timestamps up to this one."""
+        self.last_ts = max(self.last_ts, ts)
+
+    # What is committed beside records
+
+    def make_producers(self) -> TopicProducers:
+        """What the topic remembers of its producers, made on first use."""
+        if self.producers is None:
+            self.producers = TopicProducers()
+        return self.producers
+
+    def set_state(self, state: bytes) -> None:
+        """Keep the state that a writer committed with its records."""
+        self.state = state
+
+    def make_queue(self) -> QueueState:
+        """The state of the topic's jobs, made on first use."""
+        if self.queue is None:
+            self.queue = QueueState()
+        return self.queue
+
+    # Waiting
+
+    def wait(self, wake: Thunk) -> None:
+        """Call `wake` at the next change: records have come, or the topic is gone."""
+        if self.waiters is None:
+            self.waiters = [wake]
+        else:
+            self.waiters.append(wake)
+
+    def stop_waiting(self, wake: Thunk) -> None:
+        """Do not call `wake`, if it waits."""
+        if self.waiters is not None and wake in self.waiters:
+            self.waiters.remove(wake)
+            self.waiters = self.waiters or None
+
+    def drop_waiters(self, gave_up: Callable[[Thunk], bool]) -> None:
+        """Drop the waiters that gave up."""
+        if self.waiters is not None:
+            self.waiters[:] = [wake for wake in self.waiters if not gave_up(wake)]
+
+    def wake_waiters(self) -> None:
+        """Call all waiters; one that wants to hear of the next change waits again."""
+        waiters, self.waiters = self.waiters, None
+        for wake in waiters or ():
+            wake()
+
+    # Watermarks on their way to the log
+
+    def begin_archiving(self, to_seq: int) -> None:
+        """A watermark goes to the log."""
+        # What comes behind it in the log counts after it, as it will when the log is replayed.
+        self.begin_sync()
+        self.archiving_to = max(self.archiving_to, to_seq)
+
+    def end_archiving(self, failed: bool) -> None:
+        """That watermark is on disk, or failed with everything that was staged behind it."""
+        self.end_sync()
+        if failed:
+            self.archiving_to = 0

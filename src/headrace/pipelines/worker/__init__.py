@@ -1,0 +1,1 @@
+"""The worker of pipelines: claims declarations and runs them as streaming queries."""

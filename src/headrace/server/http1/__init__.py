@@ -1,0 +1,1 @@
+"""HTTP/1.1: parsing requests, writing answers, and the state of one connection."""

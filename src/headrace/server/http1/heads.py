@@ -1,0 +1,191 @@
+"""Heads that repeat, of all connections: what a parser made of the same bytes before.
+
+A client sends the same headers again and again, and the same few request lines.  What a parser
+makes of them is a function of their bytes, so both are remembered: a line with the route that it
+means, and the header lines as a layout, in which the values that differ from request to request
+(lengths, keys, sequences, trace ids) are holes.  No value of a hole is kept, so no key is.  Whether
+a request is let in is not remembered at all: that is asked each time (`access.py`).
+
+Only this file decides which heads may be taken that way; everything else goes through the parser.
+A full table drops what it has held longest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headrace.core.lru import FifoMap
+from headrace.metrics.requests import UNROUTED
+from headrace.server.app import RequestTarget
+
+if TYPE_CHECKING:
+    from headrace.server.http1.answer import Http1Exchange
+
+LINES_MAX: Final = 16_384
+LINE_BYTES_MAX: Final = 512
+LAYOUTS_MAX: Final = 1_024
+HEAD_BYTES_MAX: Final = 4 * 1024
+VALUE_BYTES_MAX: Final = 512
+LENGTH_DIGITS_MAX: Final = 7
+# Heads of a connection that are remembered in vain before no more are.
+ATTEMPTS_MAX: Final = 64
+# What changes how a request is read, or what may come after it.
+_UNSTEADY: Final = frozenset({b"expect", b"transfer-encoding", b"upgrade"})
+_KEEP_ALIVE: Final = b"keep-alive"
+_LENGTH: Final = b"content-length"
+# Headers whose values differ from one request of a client to the next, or must not be kept.
+VARYING: Final = frozenset(
+    {
+        _LENGTH,
+        b"authorization",
+        b"baggage",
+        b"expected-head-seq",
+        b"idempotency-key",
+        b"last-event-id",
+        b"producer-epoch",
+        b"producer-id",
+        b"producer-seq",
+        b"stream-seq",
+        b"traceparent",
+        b"tracestate",
+        b"x-correlation-id",
+        b"x-request-id",
+    }
+)
+_HOLE: Final = re.compile(
+    rb"\r\n(" + b"|".join(map(re.escape, sorted(VARYING))) + rb"): ?([^\r]*)", re.IGNORECASE
+)
+# What a parser takes for a value as it stands: printable, and no space at either end.
+_VALUE: Final = re.compile(rb"[!-~](?:[ -~]*[!-~])?")
+
+
+class Taken(NamedTuple):
+    """A request that was not parsed."""
+
+    target: RequestTarget
+    headers: dict[bytes, bytes]
+    body: bytes
+    end: int  # of the request in what was read
+
+
+class HeadLayout:
+    """The header lines of a head around the values that differ."""
+
+    __slots__ = ("_first", "_holes", "_length_at", "_names", "_steady")
+
+    def __init__(
+        self, pieces: list[bytes], names: list[bytes], headers: Mapping[bytes, bytes]
+    ) -> None:
+        self._first = pieces[0]
+        self._names = names
+        # What follows each value, and how many bytes that is.
+        self._holes = [(piece, len(piece)) for piece in pieces[1:]]
+        self._length_at = names.index(_LENGTH) if _LENGTH in names else -1
+        self._steady = {name: value for name, value in headers.items() if name not in VARYING}
+
+    def take(self, data: bytes, at: int) -> tuple[dict[bytes, bytes], int, int] | None:
+        """Headers, where the body begins, and its length; None if another head begins at `at`."""
+        if not data.startswith(self._first, at):
+            return None
+        at += len(self._first)
+        values = []
+        for piece, size in self._holes:
+            end = data.find(b"\r", at, at + VALUE_BYTES_MAX)
+            if end < 0 or not data.startswith(piece, end):
+                return None
+            values.append(data[at:end])
+            at = end + size
+        if self._length_at < 0:
+            digits = b"0"  # a request without a body
+        else:
+            digits = values[self._length_at]
+            # Bytes that are digits are ASCII digits.
+            if not digits.isdigit() or len(digits) > LENGTH_DIGITS_MAX:
+                return None
+        if len(values) > 1 or self._length_at < 0:
+            for value in values:
+                if _VALUE.fullmatch(value) is None:
+                    return None
+        return {**self._steady, **dict(zip(self._names, values, strict=True))}, at, int(digits)
+
+
+class KnownHeads:
+    """Request lines and layouts of header lines that were seen before."""
+
+    def __init__(self) -> None:
+        self._lines: FifoMap[bytes, RequestTarget] = FifoMap(LINES_MAX)
+        self._layouts: FifoMap[bytes, HeadLayout] = FifoMap(LAYOUTS_MAX)
+
+    def __len__(self) -> int:
+        """How many lines and layouts are remembered."""
+        return len(self._lines) + len(self._layouts)
+
+    def take(self, data: bytes, at: int, layout: HeadLayout | None) -> Taken | None:
+        """The request that is at this place of what was read, if it is whole and known.
+
+        `layout` is that of its header lines, by the connection's last request.
+        """
+        line_end = data.find(b"\r", at, at + LINE_BYTES_MAX)
+        if line_end < 0 or layout is None:
+            return None
+        target = self._lines.get(data[at:line_end])
+        if target is None:
+            return None
+        taken = layout.take(data, line_end)
+        if taken is None:
+            return None
+        headers, start, length = taken
+        end = start + length
+        if end > len(data):
+            return None
+        return Taken(target, headers, data[start:end], end)
+
+    def layout_of(self, data: bytes, at: int) -> HeadLayout | None:
+        """The layout of the header lines of the request at this place, if it is known."""
+        line_end = data.find(b"\r", at, at + LINE_BYTES_MAX)
+        end = data.find(b"\r\n\r\n", at, at + HEAD_BYTES_MAX)
+        if line_end < 0 or end < 0:
+            return None
+        return self._layouts.get(_HOLE.sub(rb"\r\n\1", data[line_end : end + 2]))
+
+    def learn(self, data: bytes, exchange: Http1Exchange) -> None:
+        """Remember the head of a request that `data` begins with, unless such must be parsed."""
+        headers, route = exchange.headers, exchange.route
+        if route is None or not exchange.modern or not exchange.keep_alive:
+            return
+        if exchange.streamed or exchange.long_lived or route.handling is not None:
+            return  # nothing looks again how the next one is to be handled
+        if route.template == UNROUTED or not _UNSTEADY.isdisjoint(headers):
+            return
+        if headers.get(b"connection", _KEEP_ALIVE).lower() != _KEEP_ALIVE:
+            return
+        line_end = data.find(b"\r", 0, LINE_BYTES_MAX)
+        end = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
+        if line_end < 0 or end < 0 or data[data.find(b" ") + 1 : data.find(b" ") + 2] != b"/":
+            return
+        lines = data[line_end : end + 4]
+        layout = _layout(lines, headers)
+        if layout is None:
+            return
+        # The proof that a layout is right: it gives what the parser gave.
+        taken = layout.take(lines, 0)
+        if taken is None or taken[0] != headers:
+            return
+        method, path, query = exchange.method, exchange.path, exchange.query
+        target = RequestTarget(method, path, query, route, exchange.params)
+        self._lines.put(data[:line_end], target)
+        self._layouts.put(_HOLE.sub(rb"\r\n\1", lines[:-2]), layout)
+
+
+def _layout(lines: bytes, headers: Mapping[bytes, bytes]) -> HeadLayout | None:
+    """The layout of header lines, from the end of the request line to the blank line."""
+    pieces, names, at = [], [], 0
+    for found in _HOLE.finditer(lines):
+        pieces.append(lines[at : found.start(2)])
+        names.append(found[1].lower())
+        at = found.end(2)
+    if len(set(names)) != len(names):
+        return None
+    return HeadLayout([*pieces, lines[at:]], names, headers)

@@ -1,0 +1,138 @@
+"""The body of an HTTP/1.1 answer that is sent as it comes: in chunks, by its length, or a tunnel.
+
+Only this file writes such a body.  It is held until the answers before it on the same connection
+have been written; a handler writes while there is room, and hears when there is room again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from headrace.server.acknowledged import acknowledged_bytes
+from headrace.server.transport_outlet import TransportOutlet
+
+if TYPE_CHECKING:
+    from headrace.server.http1.answer import Http1Exchange
+    from headrace.server.http1.connection import Http1Connection
+
+log = logging.getLogger("headrace.http1")
+
+
+class Http1Outlet(TransportOutlet):
+    """The body of an answer that goes on."""
+
+    __slots__ = ("_begun", "_chunked", "_connection", "_held", "exchange", "sized")
+
+    def __init__(
+        self,
+        exchange: Http1Exchange,
+        connection: Http1Connection,
+        head: bytes,
+        *,
+        chunked: bool,
+        sized: bool,
+    ) -> None:
+        super().__init__()
+        self.exchange = exchange
+        self.sized = sized  # its length is known, so a client that takes nothing is timed out
+        self._connection = connection
+        self._chunked = chunked and exchange.method != "HEAD"
+        self._held = head  # until the answers before this one have gone out
+        self._begun = False
+
+    def begin(self) -> None:
+        """Send what was held: the connection's turn has come to this answer."""
+        connection, exchange = self._connection, self.exchange
+        transport = connection.transport
+        self._begun = True
+        if transport is not None:
+            pending = connection.app.settings.stream_pending_bytes
+            transport.set_write_buffer_limits(high=pending)
+        held, self._held = self._held, b""
+        if transport is not None and held:
+            transport.write(held)
+        if self._closed:
+            exchange.ended()
+            return
+        if not connection.writable:
+            self.no_room()
+        # After the handler has had time to set `on_data` and `on_closed`.
+        if exchange.tunnels:
+            connection.open_tunnel(exchange)
+        elif exchange.method == "HEAD":
+            connection.app.soon(self._end_head)
+        else:
+            connection.app.soon(connection.stay)
+        if self.on_room is not None and self.room:
+            self.on_room()
+
+    def _end_head(self) -> None:
+        """End the answer: the head was all that was asked for."""
+        if not self._closed:
+            self.lost()
+            self._connection.stay()
+            self._connection.streaming_ended(self.exchange)
+
+    @property
+    def room(self) -> bool:
+        return self._begun and self._connection.writable and not self._closed
+
+    @property
+    def stuck_ms(self) -> int:
+        if self._stuck_since_ms < 0:
+            return 0
+        connection = self._connection
+        now_ms = connection.app.now_ms()
+        return now_ms - self._stuck_since((acknowledged_bytes(connection.transport), 0), now_ms)
+
+    def write(self, data: bytes) -> None:
+        if self._closed or not data or self.exchange.method == "HEAD":
+            return
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        transport = self._connection.transport
+        if not self._begun:
+            self._held += data
+        elif transport is not None:
+            transport.write(data)
+
+    def abort(self) -> None:
+        if not self._closed:
+            self._connection.abort()
+
+    def _finish(self) -> None:
+        if not self._chunked:
+            return
+        transport = self._connection.transport
+        if not self._begun:
+            self._held += b"0\r\n\r\n"
+        elif transport is not None:
+            transport.write(b"0\r\n\r\n")
+
+    def _ended(self) -> None:
+        if self._begun:
+            self.exchange.ended()
+
+    def _left(self) -> None:
+        self.exchange.end_stream()
+
+    @property
+    def _path(self) -> str:
+        return self.exchange.path
+
+    def no_room(self) -> None:
+        """Note since when the client takes nothing."""
+        connection = self._connection
+        moved = (acknowledged_bytes(connection.transport), 0)
+        self._stuck_since(moved, connection.app.now_ms())
+
+    def has_room(self) -> None:
+        """Tell the handler that the client has taken what was written."""
+        self._stuck_since_ms = -1
+        try:
+            if self.on_room is not None and not self._closed:
+                self.on_room()
+        except Exception:  # the connection has to go on
+            log.exception("%s failed to go on", self.exchange.path)
+            self.close()

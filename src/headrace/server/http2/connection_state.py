@@ -1,0 +1,231 @@
+"""The state of one HTTP/2 connection: `h2`, with the parts replaced that a busy server pays for.
+
+Only this file reaches into `h2`.  Frames, states and windows stay with the library.  Replaced:
+request heads (a malformed one ends its stream, where `h2` ends the connection, and is read once),
+response heads, and data both ways (as bytes, without an object for each frame), and the count of
+open streams (`h2` walks all of them for every request).  It does no input or output and calls no
+handler.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from h2.config import H2Configuration
+from h2.connection import AllowedStreamIDs, ConnectionInputs, ConnectionState, H2Connection
+from h2.events import Event
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes, Settings
+from h2.stream import StreamInputs, StreamState
+from hyperframe.frame import WindowUpdateFrame
+
+from headrace.server.http2.headers import Head, HeadReader, HeadWriter, Malformed
+from headrace.server.http2.limits import (
+    CLOSED_STREAMS_KEPT,
+    CONNECTION_WINDOW_BYTES,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_BYTES_MAX,
+    HEADERS,
+    OVERSIZE_FACTOR,
+    PADDED,
+    PRIORITY_FLAG,
+    STREAM_WINDOW_BYTES,
+)
+
+if TYPE_CHECKING:
+    from hyperframe.frame import Frame, HeadersFrame
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+FRAME_HEAD_BYTES: Final = 9
+
+_CONNECTION_WINDOW_BYTES_DEFAULT = 65_535
+# A HEADERS frame that is neither padded nor has a priority, and is the whole block.
+_HEADERS_FORM: Final = END_HEADERS | PADDED | PRIORITY_FLAG
+_stream_id: Final = Struct(">L").unpack_from
+_frame_head: Final = Struct(">HBBBL").pack
+
+
+class HeadReceived(Event):
+    """A request has begun; `head` is None when it is malformed."""
+
+    __slots__ = ("ended", "head", "stream_id")
+
+    def __init__(self, stream_id: int, head: Head | None, ended: bool) -> None:
+        self.stream_id = stream_id
+        self.head = head
+        self.ended = ended
+
+
+class Http2State(H2Connection):
+    """The server's side of one connection."""
+
+    MAX_CLOSED_STREAMS = CLOSED_STREAMS_KEPT
+
+    def __init__(self, streams_max: int, header_bytes_max: int) -> None:
+        super().__init__(
+            H2Configuration(
+                client_side=False,
+                header_encoding=None,
+                validate_inbound_headers=False,
+                normalize_inbound_headers=False,
+                validate_outbound_headers=False,
+                normalize_outbound_headers=False,
+            )
+        )
+        self.local_settings = Settings(
+            client=False,
+            initial_values={
+                SettingCodes.MAX_CONCURRENT_STREAMS: streams_max,
+                SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
+                SettingCodes.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
+                SettingCodes.MAX_HEADER_LIST_SIZE: header_bytes_max,
+                SettingCodes.ENABLE_CONNECT_PROTOCOL: 1,
+            },
+        )
+        self.max_inbound_frame_size = FRAME_BYTES_MAX
+        self.reader = HeadReader(OVERSIZE_FACTOR * header_bytes_max)
+        self.decoder = self.reader
+        self.writer = HeadWriter()
+        self.encoder = self.writer
+        self.initiate_connection()
+        self.increment_flow_control_window(
+            CONNECTION_WINDOW_BYTES - _CONNECTION_WINDOW_BYTES_DEFAULT
+        )
+
+    # Receiving
+
+    def receive(self, kind: int, flags: int, frame: bytes) -> list[Event]:
+        """Take one frame, not inside a header block; return what it means.
+
+        The two kinds that every request is made of take a shorter way, in the forms in which they
+        usually come.
+        """
+        if kind == HEADERS and flags & _HEADERS_FORM == END_HEADERS:
+            stream_id = _stream_id(frame, 5)[0]
+            if stream_id > self.highest_inbound_stream_id and stream_id & 0x80000001 == 1:
+                return self._take_head(
+                    stream_id, frame[FRAME_HEAD_BYTES:], bool(flags & END_STREAM)
+                )
+        elif kind == DATA and not flags & PADDED:
+            stream = self.streams.get(_stream_id(frame, 5)[0])
+            if stream is not None and stream.state_machine.state is StreamState.OPEN:
+                length = len(frame) - FRAME_HEAD_BYTES
+                self._inbound_flow_control_window_manager.window_consumed(length)
+                data = frame[FRAME_HEAD_BYTES:]
+                return stream.receive_data(data, bool(flags & END_STREAM), length)[1]
+        return self.receive_data(frame)
+
+    def _open_streams(self, remainder: int) -> int:
+        return 0  # `receiving.py` counts the streams, and refuses one too many
+
+    def _receive_headers_frame(self, frame: HeadersFrame) -> tuple[list[Frame], list[Event]]:
+        stream_id = frame.stream_id
+        if stream_id in self.streams or stream_id <= self.highest_inbound_stream_id:
+            return super()._receive_headers_frame(frame)
+        if stream_id % 2 == 0:
+            raise ProtocolError("a client opened a stream with an even number")
+        return [], self._take_head(stream_id, frame.data, "END_STREAM" in frame.flags)
+
+    def _take_head(self, stream_id: int, block: bytes, ended: bool) -> list[Event]:
+        """Begin a request; return its head, or that it is malformed."""
+        head: Head | None
+        try:
+            head = self.reader.read(block)
+        except Malformed:
+            head = None
+        self.state_machine.process_input(ConnectionInputs.RECV_HEADERS)
+        stream = self._begin_new_stream(stream_id, AllowedStreamIDs.ODD)
+        stream.state_machine.process_input(StreamInputs.RECV_HEADERS)
+        if ended:
+            stream.state_machine.process_input(StreamInputs.RECV_END_STREAM)
+        return [HeadReceived(stream_id, head, ended)]
+
+    def acknowledge(self, stream_id: int, *, of_stream: int, of_connection: int) -> None:
+        """Give back this much of the windows of a stream and of the connection."""
+        if of_stream == of_connection:
+            self.acknowledge_received_data(of_stream, stream_id)
+            return
+        windows = self._inbound_flow_control_window_manager
+        increment = windows.process_bytes(of_connection) if of_connection else None
+        if increment:
+            update = WindowUpdateFrame(0)
+            update.window_increment = increment
+            self._prepare_for_sending([update])
+        stream = self.streams.get(stream_id)
+        if of_stream and stream is not None and stream.open:
+            self._prepare_for_sending(stream.acknowledge_received_data(of_stream))
+
+    def forget(self, stream_id: int) -> None:
+        """Remember of a stream only how it was closed."""
+        stream = self.streams.pop(stream_id, None)
+        if stream is not None:
+            self._closed_streams[stream_id] = stream.closed_by
+
+    # Sending
+
+    def send_head(self, stream_id: int, block: bytes, *, end: bool) -> None:
+        """Send a final response head, of `encode_head`."""
+        machine = self.streams[stream_id].state_machine
+        machine.process_input(StreamInputs.SEND_HEADERS)
+        if end:
+            machine.process_input(StreamInputs.SEND_END_STREAM)
+        self._put_block(stream_id, self.writer.prefix() + block, END_STREAM if end else 0)
+
+    def send_interim(self, stream_id: int, block: bytes) -> None:
+        """Send a 1xx head, of `encode_head`."""
+        machine = self.streams[stream_id].state_machine
+        machine.process_input(StreamInputs.SEND_INFORMATIONAL_HEADERS)
+        self._put_block(stream_id, self.writer.prefix() + block, 0)
+
+    def _put_block(self, stream_id: int, block: bytes, flags: int) -> None:
+        most = self.max_outbound_frame_size
+        kind = HEADERS
+        while len(block) > most:
+            self._put(kind, flags, stream_id, block[:most])
+            block = block[most:]
+            kind, flags = CONTINUATION, 0
+        self._put(kind, flags | END_HEADERS, stream_id, block)
+
+    def sendable(self, stream_id: int) -> int:
+        """Bytes of data that the next frame of a stream may hold."""
+        stream = self.streams[stream_id]
+        return min(
+            stream.outbound_flow_control_window,
+            self.outbound_flow_control_window,
+            self.max_outbound_frame_size,
+        )
+
+    def send_piece(self, stream_id: int, data: bytes | memoryview, *, end: bool) -> None:
+        """Send a frame of data, of at most `sendable` bytes."""
+        stream = self.streams[stream_id]
+        stream.state_machine.process_input(StreamInputs.SEND_DATA)
+        if end:
+            stream.state_machine.process_input(StreamInputs.SEND_END_STREAM)
+        stream.outbound_flow_control_window -= len(data)
+        self.outbound_flow_control_window -= len(data)
+        assert not data or stream.outbound_flow_control_window >= 0
+        assert not data or self.outbound_flow_control_window >= 0
+        self._put(DATA, END_STREAM if end else 0, stream_id, data)
+
+    def close(self, code: int, reason: str) -> None:
+        """Say that the connection ends, and why; `h2` has done so after an error that it found."""
+        if self.state_machine.state is not ConnectionState.CLOSED:
+            self.close_connection(code, reason.encode("utf-8", "replace"))
+
+    def let_go(self) -> None:
+        """Break the circles of `h2`: nothing is received or sent any more."""
+        self.streams.clear()
+        self._frame_dispatch_table.clear()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return len(self._data_to_send)
+
+    def _put(self, kind: int, flags: int, stream_id: int, body: bytes | memoryview) -> None:
+        length = len(body)
+        self._data_to_send += _frame_head(length >> 8, length & 0xFF, kind, flags, stream_id)
+        self._data_to_send += body

@@ -1,0 +1,1 @@
+"""Sealed segments: Arrow files of records, written once, verified before they are read."""

@@ -1,0 +1,1 @@
+"""Snapshots: all that an engine knows except its records, as verified files."""

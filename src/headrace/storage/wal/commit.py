@@ -1,0 +1,62 @@
+"""Commits: what a shard of the log is handed, and how each hears what became of it.
+
+The rule this file owns: commits are settled in the order of the log, also when settling one of them
+makes the shard flush again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from headrace.core.errors import HeadraceError
+
+log = logging.getLogger("headrace.wal")
+
+
+class Commit(Protocol):
+    """Something staged: its bytes, and what to do when its class is met or it failed.
+
+    Empty bytes make it a barrier: nothing is logged, everything staged before it is.
+    """
+
+    raw: bytes
+    needs_sync: bool
+
+    def settle(self, error: HeadraceError | None) -> None: ...
+
+
+class OrderedSettling:
+    """Settles groups of commits one after the other."""
+
+    def __init__(self, halt: Callable[[], HeadraceError]) -> None:
+        self._halt = halt  # called when memory ran out while a commit was applied
+        self._later: deque[tuple[list[Commit], HeadraceError | None]] = deque()
+        self._settling = False
+
+    def settle(self, commits: list[Commit], error: HeadraceError | None) -> None:
+        """Tell these commits; inside of another call, after that one is done."""
+        if self._settling:
+            self._later.append((commits, error))
+            return
+        self._settling = True
+        try:
+            self._tell(commits, error)
+            while self._later:
+                self._tell(*self._later.popleft())
+        finally:
+            self._settling = False
+
+    def _tell(self, commits: list[Commit], error: HeadraceError | None) -> None:
+        for commit in commits:
+            try:
+                commit.settle(error)
+            except MemoryError:
+                # It is applied in part, so those behind it must not be.
+                if error is None:
+                    error = self._halt()
+            except Exception:
+                # One caller's mistake must not keep the others from hearing.
+                log.exception("a commit could not be settled")

@@ -1,0 +1,399 @@
+"""A shard of the write-ahead log: batches out in order, each commit told when its class is met.
+
+Only this file decides when the log is written and synced.  The rules it owns:
+
+* one vectored write a turn; a commit that needs no sync is settled when it has returned;
+* while a sync runs, commits that need one wait for the next group (the window is 0 if not wider);
+* an empty batch closes the last window when the shard falls idle;
+* after a failed sync nothing is ever written again.
+
+It does not know what entries mean, and `batch_writer.py` places the batches in files.  `scan.py`
+reads them back.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from itertools import islice
+
+from headrace.core.errors import HeadraceError, OutOfResources
+from headrace.core.runtime import Runtime, Thunk
+from headrace.core.telemetry import LATENCY_NS, SECONDS_PER_NS, Histogram
+from headrace.storage.fs import Filesystem
+from headrace.storage.reserve import DiskReserve
+from headrace.storage.wal.batch_writer import SyncGroup
+from headrace.storage.wal.commit import Commit, OrderedSettling
+from headrace.storage.wal.failures import is_passing, read_only_error, unknown_outcome
+from headrace.storage.wal.frame import ENTRY_FORWARD
+from headrace.storage.wal.log_end import LogEnd
+from headrace.storage.wal.next_file import FileSequence
+from headrace.storage.wal.room import LogRoom
+
+# Upper bounds of the histogram of sync times, in microseconds.
+SYNC_MICROS = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
+
+
+class WalShard:
+    """Append mode of one shard.  Used by the loop thread; the sync lane only syncs."""
+
+    def __init__(
+        self,
+        fs: Filesystem,
+        runtime: Runtime,
+        files: FileSequence,
+        *,
+        batch_bytes_max: int,
+        pending_bytes_max: int,
+        sync_interval_ms: int,
+        room: LogRoom | None = None,
+    ) -> None:
+        self.directory = files.directory
+        self.pending_bytes = 0
+        self.pending_bytes_max = pending_bytes_max
+        self.forwards_total = 0  # entries of routers
+        self.syncs_total = 0
+        self.submit_full_total = 0  # commits that were not staged because too much was pending
+        self.depth_peak = 0
+        self.sync_micros = Histogram(SYNC_MICROS)
+        self.sync_durations = Histogram(LATENCY_NS, SECONDS_PER_NS)
+        self.sync_ns = 0  # of the last sync
+        self.write_ns = 0  # of the write that holds what is being settled
+        self.window_ms = 0
+        self.windows_total = 0  # syncs that waited for it
+        self.window_wait_ns = 0  # how long what is being settled waited for its sync on purpose
+        self.troubled = False  # `refusal` has something to say
+        self.after_settling: Thunk = lambda: None  # once for each group, not for each commit
+        self.room = room or LogRoom(fs, DiskReserve(fs, runtime, 0), batch_bytes_max)
+        self.room.listen(self._room_changed)
+        self._runtime = runtime
+        self._lane = f"sync-{files.shard}"
+        self._files = files
+        self.log_end = self._writer = LogEnd(fs, files, self.room)
+        self._batch_bytes_max = batch_bytes_max
+        self._sync_interval_ms = sync_interval_ms
+        self._pending: list[Commit] = []
+        self._pending_now = False  # some pending commit needs no sync
+        self._pending_sync = False  # some pending commit needs one
+        self._flush_asked = False
+        self.forwards_staged = 0  # counted by the part that stages them
+        # Commits that wait for a sync: up to which position, how long the write took, and when.
+        self._waiting: deque[tuple[int, int, int, list[Commit]]] = deque()
+        self._settle = OrderedSettling(self.halt).settle
+        self._syncing = False
+        self._hurry: Thunk | None = None  # cuts a delayed sync short
+        self._windowed, self._opened_ns = False, 0  # somebody waits for it nevertheless; since then
+        self._poison: OSError | None = None
+        self._closed = False
+
+    # Life
+
+    def start(self, base: int, first: list[bytes]) -> None:
+        """Open the shard at position `base` with these entries, durable on return."""
+        self.open(base, first)
+        self.prepare()
+
+    def open(self, base: int, first: list[bytes], marks_answered: int = 0) -> None:
+        """What `start` does without the runtime, so in any thread; `prepare` is still to come.
+
+        `marks_answered` is what the files of the log say of marks from before a repair.
+        """
+        self._writer.open(base, first, marks_answered)
+
+    def prepare(self) -> None:
+        """Make the file of the next rotation ready, in the background."""
+        self._files.prepare()
+
+    def close(self) -> None:
+        """Write what is pending, close the last window, sync.  The lanes must be idle."""
+        if self._closed:
+            return
+        self.flush()
+        self._closed = True
+        self._files.stop_preparing()
+        if self._poison is None and self.room.state == "ok":
+            self._sync_here()
+            self._writer.write(b"", 0)
+            self._sync_here()
+        self._writer.close()
+        self._files.close()
+
+    def _sync_here(self) -> None:
+        try:
+            begun = self._sync_job(self._writer.begin_sync())
+        except OSError as error:
+            self._synced(None, error)
+            return
+        self._synced(begun, None)
+
+    # Staging and writing
+
+    def refusal(self, *, frees: bool = False) -> HeadraceError | None:
+        """Why nothing can be written now, or None.
+
+        `frees`: an entry that frees room is tried although there is none; the reserve pays for it.
+        """
+        if self._poison is not None:
+            return read_only_error(self._poison)
+        return None if frees else self.room.refusal(self.pending_bytes)
+
+    def _room_changed(self) -> None:
+        self.troubled = self._poison is not None or self.room.state != "ok"
+        if not self.troubled:
+            self.prepare()
+
+    @property
+    def state(self) -> str:
+        """`ok`, `wal_read_only`, `disk_full` or `out_of_resources`."""
+        if self._poison is not None:
+            return "wal_read_only"
+        return self.room.state
+
+    def stage(self, commit: Commit) -> None:
+        """Take a commit into the next batch.  The caller has asked `refusal` first."""
+        # One that joins the group after the sync that is running needs no flush of its own.
+        joins = commit.needs_sync and self._syncing and self._hurry is None
+        if not self._flush_asked and not (joins and not self._pending_now):
+            self._runtime.soon(self.flush)
+            self._flush_asked = True
+        self._pending.append(commit)
+        self.pending_bytes += len(commit.raw)
+        if commit.needs_sync:
+            self._pending_sync = True
+        else:
+            self._pending_now = True
+
+    def flush(self) -> None:
+        """End of the turn: write what is pending, settle what needs no more than that."""
+        self._flush_asked = False
+        commits = self._pending
+        if not commits:
+            return
+        if self._syncing and self._hurry is None and not self._pending_now and not self._closed:
+            return
+        some_wait = self._pending_sync
+        self._pending = []
+        self._pending_now = self._pending_sync = False
+        self.pending_bytes = 0
+        self.depth_peak = max(self.depth_peak, len(commits))
+        started = self._runtime.clock.monotonic_ns()
+        failure, done = self._write(commits)
+        self.write_ns = write_ns = self._runtime.clock.monotonic_ns() - started
+        written = commits if failure is None else commits[:done]
+        waiting = [commit for commit in written if commit.needs_sync] if some_wait else []
+        if waiting and self._poison is None:
+            # Before anything is settled: what settling stages has to come after these.
+            self._waiting.append((self.written, write_ns, started + write_ns, waiting))
+        elif waiting:
+            self._settle(waiting, unknown_outcome(self._poison or OSError()))
+        now = [commit for commit in written if not commit.needs_sync] if some_wait else written
+        self._settle(now, None)
+        if failure is not None:
+            self._settle(commits[done:], failure)
+        if done:
+            self._want_sync(urgent=bool(self._waiting))
+            self.after_settling()
+
+    def _write(self, commits: list[Commit]) -> tuple[HeadraceError | None, int]:
+        """Write all commits as batches; (what went wrong, how many were written)."""
+        done = 0
+        if self._poison is not None:
+            return self.refusal(), 0
+        while done < len(commits):
+            stop, size = done, 0
+            entries = []
+            for commit in islice(commits, done, None):
+                raw = commit.raw
+                stop += 1
+                if raw:
+                    size += len(raw)
+                    entries.append(raw)
+                    if size >= self._batch_bytes_max:
+                        break
+            try:
+                body = entries[0] if len(entries) == 1 else b"".join(entries)
+                self._writer.put(body, entries)
+            except OSError as error:
+                return self._write_failed(error, size), done
+            except MemoryError:  # nothing of it is written
+                return OutOfResources.told("nothing"), done
+            if self.forwards_staged:
+                forwards = sum(raw[0] == ENTRY_FORWARD for raw in entries)
+                self.forwards_staged -= forwards
+                self.forwards_total += forwards
+            done = stop
+        return None, done
+
+    def _write_failed(self, error: OSError, body_bytes: int = 0) -> HeadraceError:
+        if is_passing(error):
+            self.room.lack(error, body_bytes)
+            return self.room.said()
+        self._poisoned(error)
+        return unknown_outcome(error)
+
+    def halt(self) -> HeadraceError:
+        """Write nothing more: memory ran out while a commit was staged or applied.
+
+        What the log has and what memory shows may differ, until a restart reads the log.  Return
+        what a commit is told whose outcome is unknown.
+        """
+        error = OSError(errno.ENOMEM, "out of memory in the middle of a change")
+        self._poisoned(error)
+        return unknown_outcome(error)
+
+    # Files
+
+    def rotate(self) -> int:
+        """Go on in a new file; return its first position.  Everything before is in older files."""
+        return self._writer.turn()
+
+    # What the writer knows
+
+    @property
+    def written(self) -> int:
+        """The shard position handed to the operating system."""
+        return self._writer.written
+
+    @property
+    def durable(self) -> int:
+        """The shard position known to be on disk."""
+        return self._writer.durable
+
+    @property
+    def batches_total(self) -> int:
+        return self._writer.batches_total
+
+    @property
+    def frames_total(self) -> int:
+        """Entries that were written, except those of routers."""
+        return self._writer.entries_total - self.forwards_total
+
+    @property
+    def bytes_total(self) -> int:
+        return self._writer.bytes_total
+
+    @property
+    def rotations_total(self) -> int:
+        return self._writer.rotations_total
+
+    @property
+    def batch_entries(self) -> Histogram:
+        """How many entries the batches had."""
+        return self._writer.batch_entries
+
+    @property
+    def preparing(self) -> bool:
+        """Whether a file that a rotation could use is on its way."""
+        return self._files.preparing
+
+    @property
+    def depth(self) -> int:
+        """Commits that wait to be written."""
+        return len(self._pending)
+
+    # Syncing
+
+    def hasten(self) -> None:
+        """Sync what was written at once, although nobody waits for it."""
+        if self.written > self.durable:
+            self._want_sync(urgent=True)
+
+    def when_durable(self, commit: Commit) -> None:
+        """Settle a commit that is not to be written once everything written so far is on disk."""
+        refusal = self.refusal() if self._poison is not None else None
+        if refusal is not None or self.written <= self.durable:
+            self._settle([commit], refusal)
+            return
+        self._waiting.append((self.written, 0, self._runtime.clock.monotonic_ns(), [commit]))
+        self._want_sync(urgent=True)
+
+    def widen(self, window_ms: int) -> None:
+        """Let syncs that somebody waits for wait so long for more to join them; 0: not at all."""
+        self.window_ms = window_ms
+        if not window_ms and self._windowed and self._hurry is not None:
+            self._hurry()
+
+    def _want_sync(self, *, urgent: bool) -> None:
+        if self._poison is not None:
+            return
+        if self._syncing:
+            if urgent and self._hurry is not None and not self._windowed:
+                if self._open_window():
+                    self._runtime.later(self.window_ms, self._hurry)
+                    return
+                self._hurry()
+                self._hurry = None
+            return
+        self._syncing = True
+        if urgent and not self._open_window():
+            begun = self._writer.begin_sync()
+            self._runtime.submit(self._lane, lambda: self._sync_job(begun), self._synced)
+        else:
+            self._hurry = self._runtime.submit_after(
+                self.window_ms if urgent else self._sync_interval_ms,
+                self._lane,
+                lambda: self._sync_job(self._writer.begin_sync()),
+                self._synced,
+            )
+
+    def _open_window(self) -> bool:
+        self._windowed = self.window_ms > 0
+        self._opened_ns = self._runtime.clock.monotonic_ns()
+        return self._windowed
+
+    def _sync_job(self, group: SyncGroup) -> object:
+        started = self._runtime.clock.monotonic_ns()
+        self._writer.sync(group)
+        return group.target, started, self._runtime.clock.monotonic_ns() - started
+
+    def _synced(self, value: object, error: BaseException | None) -> None:
+        windowed, self._windowed = self._windowed, False
+        self.windows_total += windowed
+        self._syncing, self._hurry = False, None
+        if error is not None:
+            self._poisoned(error if isinstance(error, OSError) else OSError(str(error)))
+            return
+        assert isinstance(value, tuple)
+        target, begun_ns, self.sync_ns = value
+        self.syncs_total += 1
+        self.sync_micros.observe(self.sync_ns // 1000)
+        self.sync_durations.observe(self.sync_ns)
+        self._writer.note_durable(target)
+        while self._waiting and self._waiting[0][0] <= self.durable:
+            _, self.write_ns, written_ns, commits = self._waiting.popleft()
+            self.window_wait_ns = windowed * max(begun_ns - max(written_ns, self._opened_ns), 0)
+            self._settle(commits, None)
+        self.after_settling()
+        if self._closed:
+            return
+        if self._pending and not self._flush_asked:
+            self._flush_asked = True
+            self._runtime.soon(self.flush)
+        if self._waiting:
+            self._want_sync(urgent=True)
+        elif self.written > self.durable:
+            self._want_sync(urgent=False)
+        elif not self._writer.quiet and not self._pending:
+            seen = self.written
+            self._runtime.later(self._sync_interval_ms, lambda: self._close_window(seen))
+
+    def _close_window(self, seen: int) -> None:
+        idle = self.written == seen and not self._pending and not self._syncing
+        if not idle or self._closed or self.refusal() is not None or self._writer.quiet:
+            return
+        try:
+            self._writer.write(b"", 0)
+        except OSError as error:
+            self._write_failed(error)
+            return
+        self._want_sync(urgent=False)
+
+    def _poisoned(self, error: OSError) -> None:
+        self._poison = error
+        self.troubled = True
+        waiting, self._waiting = self._waiting, deque()
+        for *_, commits in waiting:
+            self._settle(commits, unknown_outcome(error))
+        pending, self._pending = self._pending, []
+        self.pending_bytes = 0
+        self._settle(pending, self.refusal())

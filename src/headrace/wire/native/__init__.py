@@ -1,0 +1,1 @@
+"""The native dialect: the `/v0` API of topics, queues, routers, pipelines and live streams."""

@@ -1,0 +1,302 @@
+"""Requests whose head was seen before are not parsed, and mean exactly what parsing says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.core.errors import InvalidRequest
+from headrace.core.settings import Settings
+from headrace.server.http1 import heads as http1_heads
+from headrace.server.http1.connection import Http1Connection
+from headrace.server.http1.heads import HeadLayout, KnownHeads, Taken
+from headrace.wire.exchange import Exchange
+from headrace.wire.routes import Route
+from tests.support.memory_transport import MemoryTransport
+from tests.support.served_app import Response, Served, read_response
+
+SETTINGS = Settings(
+    body_bytes_max=1 << 16, record_bytes_max=1 << 16, header_timeout_ms=1000, body_timeout_ms=1000
+)
+FIRST = b"POST /echo?a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nX: 1\r\n\r\nhello"
+
+
+def echo(exchange: Exchange) -> None:
+    """All that was understood."""
+    headers = b"|".join(b"%b=%b" % item for item in sorted(exchange.headers.items()))
+    parts = (exchange.method.encode(), exchange.path.encode(), exchange.query.encode())
+    exchange.answer(200, b"\n".join((*parts, headers, exchange.body)), b"text/plain")
+
+
+def refuse(exchange: Exchange) -> None:
+    raise InvalidRequest("no", fix="ask for something else")
+
+
+def stream(exchange: Exchange) -> None:
+    exchange.stream(b"text/plain").write(b"x")
+
+
+ROUTES = [
+    Route("POST", "/stream", stream),
+    Route("POST", "/echo", echo), Route("POST", "/other", echo), Route("POST", "/refuse", refuse),
+]  # fmt: skip
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with Served(SETTINGS, ROUTES) as server:
+        yield server
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Notes each request that was taken without the parser."""
+    found: list[bool] = []
+    take = KnownHeads.take
+
+    def noted(self: KnownHeads, data: bytes, at: int, layout: HeadLayout | None) -> Taken | None:
+        result = take(self, data, at, layout)
+        if result is not None:
+            found.append(True)
+        return result
+
+    monkeypatch.setattr(http1_heads.KnownHeads, "take", noted)
+    return found
+
+
+def answers(served: Served, *requests: bytes) -> list[Response]:
+    """The answers to requests of one connection, each sent after the last was answered."""
+    with served.connect() as sock:
+        found = []
+        for request in requests:
+            sock.sendall(request)
+            found.append(read_response(sock))
+        return found
+
+
+def test_only_the_body_and_its_length_may_differ(served: Served, taken: list[bool]) -> None:
+    longer = FIRST.replace(b": 5", b": 12").replace(b"hello", b"hello, world")
+    empty = FIRST.replace(b": 5", b": 0").replace(b"hello", b"")
+    requests = [FIRST, FIRST, longer, empty, FIRST]
+    found = answers(served, *requests)
+    assert len(taken) == 4
+    with Served(SETTINGS, ROUTES) as another:
+        assert found == [answers(another, one)[0] for one in requests]
+
+
+def test_lines_and_layouts_are_remembered_for_all_connections(
+    served: Served, taken: list[bool]
+) -> None:
+    other = FIRST.replace(b"/echo?a", b"/other").replace(b": 5", b": 3").replace(b"hello", b"you")
+    third = FIRST.replace(b"X: 1", b"X: 3")
+    alone = {one: answers(served, one)[0] for one in (FIRST, other, third)}
+    assert len(taken) == 0, "nothing was seen before"
+    crossed = other.replace(b"X: 1", b"X: 3")  # a line of one, the layout of another
+    many = [FIRST, other, third, FIRST, third, crossed, other]
+    found = answers(served, *many)
+    assert len(taken) == len(many)
+    assert [one for one, request in zip(found, many, strict=True) if request is not crossed] == [
+        alone[request] for request in many if request is not crossed
+    ]
+    assert found[5].body == alone[other].body.replace(b"x=1", b"x=3")
+
+
+HOLES = FIRST.replace(
+    b"X: 1",
+    b"Authorization: Bearer s3cret\r\nProducer-Seq: 1\r\nX: 1\r\ntraceparent: 00-ab-cd-01",
+)
+
+
+def test_values_that_differ_from_request_to_request_are_read_beside_the_head(
+    served: Served, taken: list[bool]
+) -> None:
+    second = HOLES.replace(b"Seq: 1", b"Seq: 22").replace(b"s3cret", b"other k").replace(b"ab", b"")
+    first_found, second_found = answers(served, HOLES, second)
+    assert taken == [True]
+    assert (
+        first_found.body.replace(b"seq=1", b"seq=22")
+        .replace(b"s3cret", b"other k")
+        .replace(b"ab", b"")
+        == second_found.body
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"", b" ", b" 2", b"2 ", b"2\t", b"\t2", b"2\nX-More: 1", b"2\x00", b"2\x7f", b"\xff",
+        b"2\r\n folded", b"2\r\nProducer-Seq: 3", b"2\r\nTransfer-Encoding: chunked",
+        b"2" * 600,
+    ],
+)  # fmt: skip
+def test_a_value_means_what_the_parser_says(served: Served, value: bytes) -> None:
+    second = HOLES.replace(b"Seq: 1", b"Seq: " + value)
+    found = answers(served, HOLES, HOLES, second)[2]
+    with Served(SETTINGS, ROUTES) as another:
+        assert found == answers(another, second)[0]
+
+
+def test_no_key_is_kept() -> None:
+    heads = KnownHeads()
+    with Served(SETTINGS, ROUTES, heads=heads) as server:
+        answers(server, HOLES, HOLES)
+    assert len(heads) == 2
+    (layout,) = heads._layouts.values()
+    kept = [getattr(layout, name) for name in HeadLayout.__slots__]
+    assert "s3cret" not in repr([heads._lines, *heads._layouts, *kept])
+
+
+def test_a_full_table_drops_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1_heads, "LINES_MAX", 2)
+    heads = KnownHeads()
+    with Served(SETTINGS, ROUTES, heads=heads) as server:
+        answers(server, *(FIRST.replace(b"?a", b"?%d" % number) for number in range(5)))
+    assert [line.split()[1] for line in heads._lines] == [b"/echo?3", b"/echo?4"]
+
+
+def test_what_is_refused_is_not_remembered() -> None:
+    heads = KnownHeads()
+    with Served(SETTINGS, ROUTES, heads=heads) as server:
+        for request in (
+            FIRST.replace(b"localhost", b"evil"),
+            FIRST.replace(b"/echo", b"/none"),
+            FIRST.replace(b"/echo", b"/refuse"),
+        ):
+            assert answers(server, request)[0].status >= 400
+    assert len(heads) == 0
+
+
+def test_a_known_head_is_let_in_or_not_each_time(served: Served) -> None:
+    """The line of one request and the headers of another make a third, which is looked at."""
+    get = FIRST.replace(b"localhost", b"evil")
+    statuses = [one.status for one in answers(served, FIRST, FIRST, get, FIRST)]
+    assert statuses == [200, 200, 403, 200]
+
+
+ALIKE = [
+    FIRST.replace(b"X: 1", b"X: 2"),
+    FIRST.replace(b"X: 1", b"x: 1"),
+    FIRST.replace(b"X: 1\r\n", b""),
+    FIRST.replace(b"X: 1\r\n", b"X: 1\r\nY: 2\r\n"),
+    FIRST.replace(b"/echo?a", b"/other"),
+    FIRST.replace(b"/echo?a", b"/none"),
+    FIRST.replace(b"POST", b"PUT"),
+    FIRST.replace(b"HTTP/1.1", b"HTTP/1.0"),
+    FIRST.replace(b": 5", b": 05"),
+    FIRST.replace(b": 5", b":5"),
+    FIRST.replace(b": 5", b": +5"),
+    FIRST.replace(b": 5", b": -5"),
+    FIRST.replace(b": 5", b": 5 "),
+    FIRST.replace(b": 5", b": 5, 5"),
+    FIRST.replace(b": 5", b": 0x5"),
+    FIRST.replace(b": 5", b": \xb25"),
+    FIRST.replace(b": 5", b": 5\r\nContent-Length: 6"),
+    FIRST.replace(b"Content-Length: 5", b"Transfer-Encoding: chunked").replace(
+        b"hello", b"5\r\nhello\r\n0\r\n\r\n"
+    ),
+    FIRST.replace(b": 5", b": 70000").replace(b"hello", b"h" * 70_000),
+]
+
+
+@pytest.mark.parametrize("second", ALIKE)
+def test_what_only_looks_alike_means_the_same_as_on_a_new_connection(
+    served: Served, second: bytes
+) -> None:
+    found = answers(served, FIRST, FIRST, second)[2]
+    with Served(SETTINGS, ROUTES) as another:
+        assert found == answers(another, second)[0]
+
+
+@pytest.mark.parametrize("cut", [1, 30, 60, len(FIRST) - 2])
+def test_a_request_in_pieces_is_parsed(served: Served, cut: int) -> None:
+    with served.connect() as sock:
+        for pieces in ([FIRST], [FIRST[:cut], FIRST[cut:]], [FIRST]):
+            for piece in pieces:
+                sock.sendall(piece)
+                served.call(lambda: None)
+            assert read_response(sock) == answers(served, FIRST)[0]
+
+
+def test_two_requests_in_one_piece_are_two(served: Served) -> None:
+    with served.connect() as sock:
+        sock.sendall(FIRST)
+        first = read_response(sock)
+        sock.sendall(FIRST + FIRST + FIRST[:-3])
+        assert [read_response(sock), read_response(sock)] == [first, first]
+        sock.sendall(FIRST[-3:])
+        assert read_response(sock) == first
+
+
+@pytest.mark.parametrize(
+    "header", [b"Expect: 100-continue", b"Connection: close", b"Upgrade: x\r\nConnection: upgrade"]
+)
+def test_heads_that_ask_for_more_are_not_remembered(
+    served: Served, taken: list[bool], header: bytes
+) -> None:
+    request = FIRST.replace(b"X: 1", header)
+    with served.connect() as sock:
+        for _ in range(2):
+            sock.sendall(request)
+            response = read_response(sock)
+            if response.status == 100:
+                response = read_response(sock)
+            assert response.status == 200
+            if b"close" in header:
+                assert sock.recv(1) == b""
+                break
+    assert taken == []
+
+
+@pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_request_that_would_like_another_protocol_keeps_its_body(
+    served: Served, upgrade: bytes, pieces: int
+) -> None:
+    header = b"Upgrade: %b\r\nConnection: Upgrade, HTTP2-Settings" % upgrade
+    plain = FIRST.replace(b"X: 1", header)
+    chunked = plain.replace(b"Content-Length: 5", b"Transfer-Encoding: chunked").replace(
+        b"hello", b"5\r\nhello\r\n0\r\n\r\n"
+    )
+    for request in (plain, chunked):
+        with served.connect() as sock:
+            for _ in range(2):
+                cut = request.index(b"hello") + 2 if pieces == 2 else len(request)
+                sock.sendall(request[:cut])
+                served.call(lambda: None)
+                sock.sendall(request[cut:])
+                response = read_response(sock)
+                assert response.status == 200
+                assert response.body.endswith(b"\nhello")
+            sock.sendall(request + FIRST + FIRST)
+            assert [read_response(sock).status for _ in range(3)] == [200] * 3
+
+
+def test_a_known_head_with_too_large_a_body_is_refused(served: Served) -> None:
+    """Whole in one read, as a client on the same machine may send it."""
+    large = SETTINGS.body_bytes_max + 1
+    data = FIRST.replace(b": 5", b": %d" % large).replace(b"hello", b"h" * large)
+    transport, connection = MemoryTransport(), Http1Connection(served.app, KnownHeads())
+
+    def send() -> None:
+        connection.connection_made(transport)
+        for one in (FIRST, FIRST, data):
+            connection.data_received(one)
+
+    served.call(send)
+    assert (transport.sent.count(b"HTTP/1.1 200"), transport.sent.count(b"HTTP/1.1 413")) == (2, 1)
+
+
+def test_nothing_of_a_read_stays_with_an_answer_that_goes_on(served: Served) -> None:
+    with served.connect() as sock:
+        sock.sendall(FIRST.replace(b"/echo", b"/stream"))
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+        (connection,) = served.app.connections
+        exchange = connection.queue[0]  # type: ignore[attr-defined]
+        assert exchange.head == exchange.body == b""
+
+
+def test_heads_that_never_repeat_are_given_up(served: Served, taken: list[bool]) -> None:
+    each = [FIRST.replace(b"X: 1", b"X: %d" % n) for n in range(40)]
+    assert [r.status for r in answers(served, *each)] == [200] * 40
+    assert not any(taken)
