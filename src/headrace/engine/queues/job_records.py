@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
+from headrace.core.error_frames import without_frames
 from headrace.core.errors import CorruptionError, HeadraceError, typed
 from headrace.core.steps import Steps, in_lane
 from headrace.engine.reading.page_rows import fit_rows
@@ -249,7 +250,7 @@ class _SealedReader:
                     return None
                 rows = run.rows(start, end, wait)
         except (CorruptionError, OSError) as error:
-            return error
+            return without_frames(error)
         self.full = end < stop
         if self.full:
             last = rows.seqs[-1]

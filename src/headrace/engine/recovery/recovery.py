@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from headrace.core.clock import Random
+from headrace.core.error_frames import without_frames
 from headrace.core.errors import HeadraceError, WalCorrupt
 from headrace.engine.queues.replay import restored_queue, settle
 from headrace.engine.recovery.log_files import log_files, log_marks, make_durable, number_files
@@ -291,5 +292,5 @@ def _open(shard: WalShard, base: int, first: list[bytes], answered: int) -> OSEr
         if error.errno not in NO_ROOM_ERRNOS:
             raise
         log.warning("no room for the log, so nothing can be written: %s", error)
-        return error
+        return without_frames(error)
     return None

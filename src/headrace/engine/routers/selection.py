@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headrace.core.error_frames import without_frames
 from headrace.core.errors import HeadraceError, Throttled
 from headrace.core.limits import router_hops_max
 from headrace.engine.appending.admission import check_quota
@@ -88,7 +89,7 @@ class Picker:
         except Throttled:
             return PRESSED
         except HeadraceError as error:
-            return error
+            return without_frames(error)
         return CLOSED if dest.closed else None
 
     def refusal(self, router: Router) -> HeadraceError | None:
@@ -102,7 +103,7 @@ class Picker:
             if dest.ephemeral:
                 state.refuse_ephemeral(0)
         except HeadraceError as error:
-            return error
+            return without_frames(error)
         # Copies leave a part of memory to the writers of sources.
         held = state.totals.unsealed_bytes + state.totals.staged_bytes
         if held * 4 > state.settings.memory_budget_bytes * 3:

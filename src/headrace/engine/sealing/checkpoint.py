@@ -22,6 +22,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import TypeVar
 
+from headrace.core.error_frames import without_frames
 from headrace.core.steps import Steps, at_turn_end, in_lane, turn_end
 from headrace.engine.log_steps import all_settled
 from headrace.engine.sealing.seal import (
@@ -133,7 +134,7 @@ class Checkpoint:
             for shard in self._state.shards:
                 self._positions[shard.directory] = shard.rotate()
         except OSError as error:
-            return error
+            return without_frames(error)
         return None
 
     # 2. Capture

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
+from headrace.core.error_frames import without_frames
 from headrace.core.errors import CorruptionError
 from headrace.storage.files.merge_policy import FileStats, TopicShare
 from headrace.storage.segment.format import Directory, SegmentMeta
@@ -137,7 +138,7 @@ def runs_in(files: Sequence[Segment], topic_id: int, wait: bool = True) -> list[
         try:
             run = run_of(segment, topic_id, wait)
         except CorruptionError as error:
-            segment.problem = error
+            segment.problem = without_frames(error)
             continue
         if run is not None:
             runs.append(run)

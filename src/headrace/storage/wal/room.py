@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headrace.core.error_frames import without_frames
 from headrace.core.errors import NotReady
 from headrace.storage.fs import Filesystem
 from headrace.storage.reserve import DiskReserve
@@ -63,7 +64,7 @@ class LogRoom:
         """Note that there was no room for a batch, in a new file perhaps."""
         assert is_passing(error), error
         begins = self._error is None
-        self._error = error
+        self._error = without_frames(error)
         self._needed = 2 * PAGE_BYTES + body_bytes + -body_bytes % PAGE_BYTES
         if begins:
             self._tell()

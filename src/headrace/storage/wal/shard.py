@@ -17,6 +17,7 @@ import errno
 from collections import deque
 from itertools import islice
 
+from headrace.core.error_frames import without_frames
 from headrace.core.errors import HeadraceError, OutOfResources
 from headrace.core.runtime import Runtime, Thunk
 from headrace.core.telemetry import LATENCY_NS, SECONDS_PER_NS, Histogram
@@ -389,7 +390,7 @@ class WalShard:
         self._want_sync(urgent=False)
 
     def _poisoned(self, error: OSError) -> None:
-        self._poison = error
+        self._poison = without_frames(error)
         self.troubled = True
         waiting, self._waiting = self._waiting, deque()
         for *_, commits in waiting:
