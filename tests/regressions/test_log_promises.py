@@ -50,7 +50,7 @@ class Numbered:
 
     def __init__(self, number: int, *, sync: bool = True, size: int = 40) -> None:
         self.number = number
-        self.raw = entry(number, size)
+        self.entries = (entry(number, size),)
         self.needs_sync = sync
         self.told: list[HeadraceError | None] = []
 

@@ -30,7 +30,8 @@ class Entry:
         self.number = number
         self.needs_sync = needs_sync
         payload = b"%d," % number + b"x" * size
-        self.raw = encode_control(ENTRY_STATE, number, State(payload)) if size >= 0 else b""
+        entry = encode_control(ENTRY_STATE, number, State(payload))
+        self.entries = (entry,) if size >= 0 else ()
         self.settled = False
         self.error: HeadraceError | None = None
 

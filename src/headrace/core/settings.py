@@ -129,6 +129,9 @@ class Settings:
     ] = 30_000
     drain_timeout_ms: Annotated[int, _duration("Time for requests to end at a stop.", 0)] = 10_000
     pipeline_requests_max: Annotated[int, _count("Requests of a connection in progress.")] = 64
+    turn_requests_max: Annotated[
+        int, _count("Requests of one turn of the loop that are handled together; 1: none are.")
+    ] = 512
     parked_requests_max: Annotated[int, _count("Requests that wait for recovery.", 0)] = 1_000
     parked_ms_max: Annotated[int, _duration("Time a request waits for recovery.", 0)] = 5_000
     request_memory_bytes_max: Annotated[

@@ -15,7 +15,7 @@ from headrace.core.errors import HeadraceError
 from headrace.core.runtime import Ticket
 from headrace.engine.appending.admission import PLAIN, Append
 from headrace.engine.appending.payloads import Payload, make_batch
-from headrace.engine.appending.pending_append import Appended
+from headrace.engine.appending.pending_append import Answered, Appended, PendingAppend
 from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.lifetime import EngineLifetime
 from headrace.engine.reading.durable_wait import synced
@@ -148,10 +148,21 @@ class Engine(EngineLifetime):
 
     def append_batch(self, name: str, batch: AnyBatch, how: Append = PLAIN) -> Ticket[Appended]:
         """`append` for callers that have columns and conditions already: the wire layer."""
-        try:
-            return self._appender.append(name, batch, how)
-        except HeadraceError as error:
-            return failed(self.runtime, error)
+        pending = PendingAppend(self.runtime, name, batch, how)
+        self._appender.append_all([pending])
+        return pending
+
+    def append_all(self, asked: Sequence[PendingAppend], answered: Answered) -> None:
+        """Append all of these, in their order; `answered` hears of each that is done.
+
+        It hears of those together that are done together.
+        """
+        self._appender.append_all(asked, answered)
+
+    def write_log(self) -> None:
+        """Write what is staged now: this is the end of a turn, and waiting for it costs another."""
+        for shard in self.state.shards:
+            shard.flush()
 
     def read(
         self,

@@ -365,12 +365,12 @@ class EngineState:
 class ControlCommit:
     """A control entry on its way to the log."""
 
-    __slots__ = ("_done", "needs_sync", "raw")
+    __slots__ = ("_done", "entries", "needs_sync")
 
     def __init__(
         self, raw: bytes, needs_sync: bool, done: Callable[[HeadraceError | None], None]
     ) -> None:
-        self.raw = raw
+        self.entries: Sequence[bytes] = (raw,) if raw else ()
         self.needs_sync = needs_sync
         self._done = done
 

@@ -25,6 +25,7 @@ from headrace.server.access import AccessControl
 from headrace.server.compression import choose, decode_body, encode_body
 from headrace.server.memory_reserve import MemoryReserve
 from headrace.server.refusals import no_memory
+from headrace.server.turn import Turn
 from headrace.server.waiting import Budget, WaitingRequests
 from headrace.wire.exchange import Exchange, Headers
 from headrace.wire.response_memory import ResponseMemory
@@ -98,6 +99,7 @@ class App:
         self._reserve = MemoryReserve()
         self._silent_to_ms = 0  # when a lack of memory may be logged again
         self._ticking = False
+        self.turn = Turn(runtime, settings.turn_requests_max)
         self.waiting = WaitingRequests(
             settings, self.budget, LoadingTopics() if loading is None else loading, self._run
         )
@@ -242,8 +244,8 @@ class App:
                 return
             if b"content-encoding" in exchange.headers and not exchange.streamed:
                 self._decode(exchange)
-                return
-            route.handler(exchange)
+            else:
+                self._call_handler(route, exchange)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
             exchange.fail(error)
 
@@ -254,9 +256,16 @@ class App:
             if b"content-encoding" in exchange.headers and not exchange.streamed:
                 self._decode(exchange)
             else:
-                exchange.route.handler(exchange)
+                self._call_handler(exchange.route, exchange)
         except Exception as error:  # noqa: BLE001 - as in `handle`
             exchange.fail(error)
+
+    def _call_handler(self, route: Route, exchange: Exchange) -> None:
+        """Call the handler, or have it called at the end of the turn with the others."""
+        if route.turn_handler is not None:
+            self.turn.add(route, exchange)
+        else:
+            route.handler(exchange)
 
     def _refuse_unrouted(self, exchange: Exchange) -> None:
         """Refuse a request that nothing serves, or answer a browser's question about one."""
@@ -277,9 +286,9 @@ class App:
         """Decompress the body, then call the handler."""
         encoding = exchange.header(b"content-encoding").strip().lower()
         body, bytes_max = exchange.body, self.settings.body_bytes_max
-        assert exchange.route is not None
-        exchange.route.dialect.check_head(exchange)
-        handler = exchange.route.handler
+        route = exchange.route
+        assert route is not None
+        route.dialect.check_head(exchange)
 
         def decoded(value: object, error: BaseException | None) -> None:
             if exchange.answered:
@@ -291,7 +300,7 @@ class App:
             try:
                 assert isinstance(value, bytes)
                 exchange.body = value
-                handler(exchange)
+                self._call_handler(route, exchange)
             except Exception as failure:  # noqa: BLE001 - as in `handle`
                 exchange.fail(failure)
 

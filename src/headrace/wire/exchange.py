@@ -193,3 +193,4 @@ class Exchange:
 # status, body, content type, headers: the arguments of `answer`
 Reply = tuple[int, bytes, bytes, Headers]
 Handler = Callable[[Exchange], None]
+TurnHandler = Callable[[Sequence[Exchange]], None]

@@ -15,7 +15,7 @@ from headrace.core.errors import InvalidRequest, MethodNotAllowed, NotFound
 from headrace.core.lru import FifoMap
 from headrace.metrics.requests import UNROUTED
 from headrace.wire.dialect import Dialect
-from headrace.wire.exchange import Exchange, Handler
+from headrace.wire.exchange import Exchange, Handler, TurnHandler
 
 READ: Final = "read"
 WRITE: Final = "write"
@@ -62,6 +62,8 @@ class Route(NamedTuple):
     # Decides the last two for each request, by what its head says (content type, Accept, query)
     # other than Content-Length; it leaves refusals to the handler.  None: they hold for all.
     handling: Callable[[Exchange], Handling] | None = None
+    # Takes the requests that came in one turn of the loop together, in place of `handler`.
+    turn_handler: TurnHandler | None = None
     unready: bool = False  # is answered during recovery and while draining
     hidden: bool = False  # not in the documentation
     dialect: Dialect = _NO_DIALECT  # whose row it is; the table fills it in

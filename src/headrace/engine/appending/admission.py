@@ -20,7 +20,6 @@ from headrace.core.errors import (
 from headrace.core.limits import is_seq, producer_id_bytes_max, seq_max
 from headrace.core.settings import Settings
 from headrace.engine.appending.producers import ProducerClaim
-from headrace.engine.removal import retention
 from headrace.engine.state import EngineState
 from headrace.engine.topics.config import TopicConfig
 from headrace.engine.topics.topic import Topic
@@ -236,9 +235,11 @@ def refuse_closed(topic: Topic) -> None:
 
 
 def check_room(state: EngineState, topic: Topic, batch: AnyBatch, size: int) -> None:
-    """Whether this topic, and the engine, have room for the batch now."""
+    """Refuse a batch for which this topic, or the engine, has no room now.
+
+    The caller has applied the topic's caps and TTL.
+    """
     config = topic.config
-    retention.enforce(state, topic)
     if config.discard == "reject":
         refuse_oversized(topic.name, config, batch, size)
         records = topic.count + topic.staged_count + batch.rows

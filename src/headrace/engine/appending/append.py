@@ -1,15 +1,18 @@
-"""Appending: admit a batch, give it its seqs, and stage it.
+"""Appending: admit batches, give each its seqs, and stage them.
 
-Only this file gives out seqs.  Everything that can refuse an append does so before anything
-changes (`admission.py` has the checks).  A batch gets consecutive seqs and one timestamp that never
-goes backwards; `pending_append.py` makes it visible when it is acknowledged.
+Only this file gives out seqs, to one append or to all that a turn brings (`append_all` is the only
+way in).  Everything that can refuse an append does so before anything changes (`admission.py` has
+the checks).  A batch gets consecutive seqs and one timestamp that never goes backwards;
+`pending_append.py` makes it visible when it is acknowledged.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from headrace.core.errors import HeadMismatch, HeadraceError, OutOfResources
+from headrace.core.errors import HeadMismatch, OutOfResources
 from headrace.core.limits import seq_max
 from headrace.core.runtime import Ticket
 from headrace.engine.appending.admission import (
@@ -21,21 +24,27 @@ from headrace.engine.appending.admission import (
     refuse_closed,
     refuse_oversized,
 )
+from headrace.engine.appending.gathered_appends import GatheredAppends
 from headrace.engine.appending.idempotency import Sidecar, digest
-from headrace.engine.appending.pending_append import Appended, Beside, PendingAppend
+from headrace.engine.appending.pending_append import (
+    Answered,
+    Appended,
+    Beside,
+    PendingAppend,
+)
 from headrace.engine.appending.producers import (
     ProducerClaim,
     admit_producer,
     refuse_new_producer,
 )
+from headrace.engine.removal import retention
 from headrace.engine.state import EngineState
 from headrace.engine.topics.config import EPHEMERAL, TopicConfig
 from headrace.engine.topics.lifecycle import Lifecycle
 from headrace.engine.topics.topic import Topic
-from headrace.storage.block import AnyBatch, Block, ColumnBatch
+from headrace.storage.block import AnyBatch, Batch, Block, ColumnBatch
 from headrace.storage.block_encoding import BlockPlace, encode_block, encode_columns
 from headrace.storage.snapshot.state import ProducerState
-from headrace.storage.wal.frame import ENTRY_RESERVE, Reserve
 from headrace.storage.wal.shard import WalShard
 
 # Beyond this an append looks whether the seqs suffice; no batch has 2^32 records.
@@ -55,8 +64,54 @@ class Appender:
         # What producers will have had accepted once everything in flight has landed.
         self._claims: dict[tuple[int, str], ProducerState] = {}
 
-    def append(self, name: str, batch: AnyBatch, how: Append = PLAIN) -> Ticket[Appended]:
-        """Stage a batch; the ticket is done when it is acknowledged."""
+    def append(self, name: str, batch: AnyBatch, how: Append = PLAIN) -> PendingAppend:
+        """Stage one append, or raise; its ticket is done when it is acknowledged."""
+        pending = PendingAppend(self._state.runtime, name, batch, how)
+        self.append_all([pending])
+        if pending.error is not None:
+            raise pending.error
+        return pending
+
+    def append_all(self, asked: Sequence[PendingAppend], answered: Answered | None = None) -> None:
+        """Stage appends in their order; each is done when it is acknowledged or refused.
+
+        One that is refused changes nothing, and the others go on.  `answered` hears of all of
+        them, of those together that are done together.
+        """
+        self._enforce_retention(asked)
+        gathered = GatheredAppends(self._state, self, answered)
+        over: list[PendingAppend] = []
+        for pending in asked:
+            try:
+                if not self._append(pending, gathered):
+                    over.append(pending)
+            except MemoryError:  # before anything has changed: after that the log is halted
+                pending.fail(OutOfResources.told("nothing"))
+                over.append(pending)
+            except Exception as error:  # noqa: BLE001 - one caller's mistake is not the others'
+                pending.fail(error)
+                over.append(pending)
+        gathered.stage()
+        if answered is not None and over:
+            _tell_of(over, answered)
+
+    def _enforce_retention(self, asked: Sequence[PendingAppend]) -> None:
+        """Apply caps and TTLs before any seq is given out: that may write to the log."""
+        state = self._state
+        find = state.by_name.get
+        bounded = {
+            topic.id: topic
+            for pending in asked
+            if type(pending.name) is str
+            and (topic := find(pending.name)) is not None
+            and topic.bounded
+        }
+        for topic in bounded.values():
+            retention.enforce(state, topic)
+
+    def _append(self, pending: PendingAppend, gathered: GatheredAppends) -> bool:
+        """Check an append, give it its seqs, and gather it; False: it is answered otherwise."""
+        name, batch, how = pending.name, pending.batch, pending.how
         state, settings = self._state, self._state.settings
         if not state.ready:
             state.refuse_unready()
@@ -68,9 +123,8 @@ class Appender:
         if topic is None:
             topic = self._create(name, batch, how, size)
         if how is not PLAIN:
-            ticket: Ticket[Appended] = Ticket(state.runtime)
-            if self._answered_before(topic, batch, how, ticket):
-                return ticket
+            if self._answered_before(topic, how, pending):
+                return False
             if how.expected_head_seq is not None and how.expected_head_seq != topic.staged:
                 raise HeadMismatch(
                     f"the head of {name!r} is {topic.staged}, not {how.expected_head_seq}",
@@ -95,34 +149,18 @@ class Appender:
             raise OutOfResources.told("nothing") from None
         try:
             if created:
+                gathered.stage()  # what is logged before the creation
                 self._lifecycle.begin_for_append(topic, batch.rows)
-            pending = self._stage(topic, block, needs_sync, reserve, how, created, shard)
-            if topic.ephemeral and not topic.changing:
-                self._stage_ephemeral(pending, shard)
-            else:
-                shard.stage(pending)
+            pending.batch = _TAKEN
+            pending.topic, pending.block, pending.created = topic, block, created
+            pending.needs_sync, pending.reserve = needs_sync, reserve
+            topic.stage(block, needs_sync, reserve)
+            if how is not PLAIN and (how.idempotency_key, how.producer, how.state) != _NOTHING:
+                self._track(topic, how, pending)
+            gathered.add(pending, shard)
         except MemoryError:
             raise shard.halt() from None
-        return pending
-
-    def _stage_ephemeral(self, pending: PendingAppend, shard: WalShard) -> None:
-        """Records of this class never reach the log; the seqs they use are reserved there."""
-        topic, reserve = pending.topic, pending.reserve
-        pending.raw = b""
-        pending.reserve = 0
-        if reserve:
-
-            def reserved(error: HeadraceError | None) -> None:
-                if error is None:
-                    topic.reservation.written(reserve, shard)
-                else:
-                    topic.reservation.failed()
-
-            self._state.log(topic, ENTRY_RESERVE, Reserve(reserve), needs_sync=False, done=reserved)
-        if pending.needs_sync:
-            shard.stage(pending)
-        else:
-            pending.settle(None)
+        return True
 
     def _create(self, name: str, batch: AnyBatch, how: Append, size: int) -> Topic:
         """Make the topic on the way, once nothing can refuse the append any more."""
@@ -148,9 +186,7 @@ class Appender:
             )
         return self._lifecycle.new_for_append(name, config)
 
-    def _answered_before(
-        self, topic: Topic, batch: AnyBatch, how: Append, ticket: Ticket[Appended]
-    ) -> bool:
+    def _answered_before(self, topic: Topic, how: Append, ticket: Ticket[Appended]) -> bool:
         """Settle the ticket from what is known of this key or producer; False: append it."""
         state = self._state
         if how.idempotency_key is not None:
@@ -225,28 +261,9 @@ class Appender:
             block = encode_block(batch, topic.id, staged + 1, ts, now, reserve, sidecar)
         return block, needs_sync, reserve
 
-    def _stage(
-        self,
-        topic: Topic,
-        block: Block,
-        needs_sync: bool,
-        reserve: int,
-        how: Append,
-        created: bool,
-        shard: WalShard,
-    ) -> PendingAppend:
-        """Stage a block: nothing can refuse it any more, so the topic may change."""
-        state = self._state
-        pending = PendingAppend(
-            state.runtime, self, state, shard, topic, block, block.raw, needs_sync, created, reserve
-        )
-        topic.stage(block, needs_sync, reserve)
-        if how is not PLAIN and (how.idempotency_key, how.producer, how.state) != _NOTHING_BESIDE:
-            self._track(topic, how, pending)
-        return pending
-
     def _track(self, topic: Topic, how: Append, pending: PendingAppend) -> None:
         block, claim = pending.block, how.producer
+        assert block is not None
         pending.beside = beside = Beside(state=how.state)
         if how.idempotency_key is not None:
             beside.key = digest(how.idempotency_key)
@@ -260,6 +277,7 @@ class Appender:
 
     def landed(self, pending: PendingAppend, beside: Beside) -> None:
         """Forget that an append was in flight."""
+        assert pending.topic is not None
         topic_id = pending.topic.id
         if beside.key:
             self._keys_in_flight.pop((topic_id, beside.key), None)
@@ -271,13 +289,14 @@ class Appender:
 
 
 _DEFAULT_CONFIG = TopicConfig()
-_NOTHING_BESIDE = (None, None, None)
+_TAKEN = Batch([])  # in place of records that are in a block
+_NOTHING = (None, None, None)
 
 
 def _sidecar(how: Append) -> bytes:
     """What is committed beside the records; empty when there is nothing."""
     claim = how.producer
-    if (how.idempotency_key, claim, how.state) == _NOTHING_BESIDE:
+    if (how.idempotency_key, claim, how.state) == _NOTHING:
         return b""
     return Sidecar(
         b"" if how.idempotency_key is None else digest(how.idempotency_key),
@@ -324,3 +343,13 @@ def _join(
         )  # fmt: skip
 
     first.when_done(copy_answer)
+
+
+def _tell_of(over: list[PendingAppend], answered: Answered) -> None:
+    """Tell of appends that are not logged: now, or once the same one in flight is done."""
+    for pending in over:
+        if not pending.done:
+            pending.when_done(lambda _, one=pending: answered([one]))  # type: ignore[misc]
+    done = [pending for pending in over if pending.done]
+    if done:
+        answered(done)

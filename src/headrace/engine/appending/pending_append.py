@@ -1,22 +1,25 @@
-"""An append on its way through the log, and what its caller is told when it has arrived.
+"""Appends on their way through the log, and what their callers are told when they have arrived.
 
 Only this file publishes what was appended: when the class of its topic is met, records, idempotency
-key and producer become visible together, and exactly then the append is acknowledged.
+key and producer become visible together, and exactly then the append is acknowledged.  Appends that
+came together are logged, published and acknowledged together (`AppendCommit`).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
 from headrace.core.errors import HeadraceError
 from headrace.core.runtime import Ticket
+from headrace.engine.appending.admission import PLAIN, Append
 from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.removal import retention
 from headrace.engine.state import EngineState
 from headrace.engine.topics.topic import Topic
-from headrace.storage.block import Block
+from headrace.storage.block import AnyBatch, Block
 from headrace.storage.snapshot.key_files import KeyRow
 from headrace.storage.snapshot.state import ProducerState
 from headrace.storage.wal.shard import WalShard
@@ -53,72 +56,138 @@ class Beside(msgspec.Struct):
     state: bytes | None = None
 
 
+class PendingAppend(Ticket[Appended], eq=False):
+    """An append that is asked for, which is also the ticket of its caller."""
+
+    name: str
+    batch: AnyBatch
+    how: Append = PLAIN
+    caller: Any = None  # what whoever asks wants to have beside the answer
+    # Once it is staged:
+    topic: Topic | None = None
+    block: Block | None = None
+    needs_sync: bool = False
+    reserve: int = 0
+    created: bool = False
+    logged: bool = True  # not if its topic is never stored
+    beside: Beside | None = None
+
+
+# Hears of appends that are done, those together that are done together.
+Answered = Callable[[Sequence[PendingAppend]], None]
+
+
 class InFlight(Protocol):
     """Who knows which appends are in flight."""
 
     def landed(self, pending: PendingAppend, beside: Beside) -> None: ...
 
 
-class PendingAppend(Ticket[Appended], eq=False):
-    """An append on its way through the log, which is also the ticket of its caller."""
+class AppendCommit:
+    """Appends that are settled together, and the entries that the log takes for them."""
 
-    _appender: InFlight
-    _state: EngineState
-    _shard: WalShard
-    topic: Topic
-    block: Block
-    raw: bytes
-    needs_sync: bool
-    _created: bool
-    reserve: int
-    beside: Beside | None = None
+    __slots__ = ("_answered", "_appends", "_in_flight", "_shard", "_state", "entries", "needs_sync")
+
+    def __init__(
+        self,
+        state: EngineState,
+        shard: WalShard,
+        in_flight: InFlight,
+        appends: Sequence[PendingAppend],
+        entries: Sequence[bytes],
+        needs_sync: bool,
+        answered: Answered | None,
+    ) -> None:
+        self._state = state
+        self._shard = shard
+        self._in_flight = in_flight
+        self._appends = appends
+        self.entries = entries
+        self.needs_sync = needs_sync
+        self._answered = answered
 
     def settle(self, error: HeadraceError | None) -> None:
-        topic, block, shard, needs_sync = self.topic, self.block, self._shard, self.needs_sync
+        """Publish and acknowledge every append, or take all of them back."""
         if error is not None:
-            self._fail(error)
+            self._take_back(self._appends, error)
             return
+        shard, woken = self._shard, dict[int, Topic]()
+        sync_ns, write_ns, window_ns = shard.sync_ns, shard.write_ns, shard.window_wait_ns
+        failure: Exception | None = None
+        for number, pending in enumerate(self._appends):
+            topic, block = pending.topic, pending.block
+            synced, logged = pending.needs_sync, pending.logged
+            assert topic is not None and block is not None
+            try:
+                topic.publish(block, logged, synced, pending.reserve, shard)
+                if pending.beside is not None:
+                    self._remember(pending, pending.beside)
+                if topic.bounded and (topic.config.cap_records or topic.config.cap_bytes):
+                    retention.enforce(self._state, topic)
+            except MemoryError as error:
+                # It is applied in part, so those behind it must not be.
+                failure = error
+                unknown = shard.halt()
+                pending.fail(unknown)
+                self._take_back(self._appends[number + 1 :], unknown)
+                self._appends = self._appends[: number + 1]
+                break
+            head = topic.head
+            try:
+                pending.resolve(
+                    Appended(
+                        topic.name, topic.epoch, block.first_seq, head, head, block.count,
+                        pending.created, False, block.ts, sync_ns if synced else 0,
+                        write_ns if logged else 0, window_ns if synced else 0,
+                    )
+                )  # fmt: skip
+            except Exception as error:  # noqa: BLE001 - all must hear; raised again below
+                failure = failure or error
+                if not pending.done:
+                    pending.fail(error)
+            if topic.waiters is not None:
+                woken[topic.id] = topic
         try:
-            topic.publish(block, self.raw != b"", needs_sync, self.reserve, shard)
-            if self.beside is not None:
-                self._remember(self.beside)
-            if topic.bounded and (topic.config.cap_records or topic.config.cap_bytes):
-                retention.enforce(self._state, topic)
-        except MemoryError:
-            self.fail(shard.halt())
-            raise
-        waiters = topic.waiters
-        first, last = block.first_seq, topic.head
-        answer = Appended(
-            topic.name, topic.epoch, first, last, last, block.count, self._created, False, block.ts,
-            shard.sync_ns if needs_sync else 0, shard.write_ns if self.raw else 0,
-            shard.window_wait_ns if needs_sync else 0,
-        )  # fmt: skip
-        try:
-            self.resolve(answer)
+            if self._answered is not None:
+                self._answered(self._appends)
         finally:
-            if waiters is not None:
+            for topic in woken.values():
                 topic.wake_waiters()
+        if failure is not None:
+            raise failure
 
-    def _remember(self, beside: Beside) -> None:
-        topic, block = self.topic, self.block
+    def _remember(self, pending: PendingAppend, beside: Beside) -> None:
+        topic, block = pending.topic, pending.block
+        assert topic is not None and block is not None
         if beside.key:
             row = KeyRow(
                 topic.id, beside.key, block.first_seq, block.count, block.last_seq, block.arrived_ms
             )
             # A key is as durable as the records: no file may hold it longer than them.
             window_ms = topic.config.idempotency_window_ms
-            self._state.keys.add(row, window_ms, saved=not self.raw)
+            self._state.keys.add(row, window_ms, saved=not pending.logged)
         if beside.claim is not None and beside.producer is not None:
             self._state.producer_memory.accept(topic, beside.claim.id, beside.producer)
         if beside.state is not None:
             topic.set_state(beside.state)
-        self._appender.landed(self, beside)
+        self._in_flight.landed(pending, beside)
 
-    def _fail(self, error: HeadraceError) -> None:
-        block = self.block
-        self.topic.unstage(block.first_seq, block, self.needs_sync, self.reserve)
-        if self.beside is not None:
-            self._appender.landed(self, self.beside)
+    def _take_back(self, appends: Sequence[PendingAppend], error: HeadraceError) -> None:
+        """Give back the seqs of appends that the log does not have, then refuse them."""
+        for pending in appends:
+            topic, block = pending.topic, pending.block
+            assert topic is not None and block is not None
+            topic.unstage(block.first_seq, block, pending.needs_sync, pending.reserve)
+            if pending.beside is not None:
+                self._in_flight.landed(pending, pending.beside)
+        answered = self._answered
+
+        def refuse() -> None:
+            for pending in appends:
+                pending.fail(error)
+            if answered is not None:
+                answered(appends)
+
         # Later, so that every seq of the failed batch is back before a caller tries again.
-        self._state.runtime.soon(lambda: self.fail(error))
+        if appends:
+            self._state.runtime.soon(refuse)

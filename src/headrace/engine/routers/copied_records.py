@@ -60,7 +60,7 @@ class Copy(NamedTuple):
 class ForwardCommit:
     """A log entry of copies that is staged and not settled yet."""
 
-    __slots__ = ("_copies", "_settled", "needs_sync", "raw")
+    __slots__ = ("_copies", "_settled", "entries", "needs_sync")
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ForwardCommit:
         copies: list[Copy],
         settled: Settled,
     ) -> None:
-        self.raw = raw
+        self.entries: Sequence[bytes] = (raw,)
         self.needs_sync = needs_sync
         self._copies = copies
         self._settled = settled

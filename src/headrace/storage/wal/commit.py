@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headrace.core.errors import HeadraceError
@@ -17,12 +17,13 @@ log = logging.getLogger("headrace.wal")
 
 
 class Commit(Protocol):
-    """Something staged: its bytes, and what to do when its class is met or it failed.
+    """Something staged: its entries, and what to do when its class is met or it failed.
 
-    Empty bytes make it a barrier: nothing is logged, everything staged before it is.
+    Its entries are written together, or none of them is.  One without entries is a barrier: nothing
+    is logged, everything staged before it is.
     """
 
-    raw: bytes
+    entries: Sequence[bytes]
     needs_sync: bool
 
     def settle(self, error: HeadraceError | None) -> None: ...

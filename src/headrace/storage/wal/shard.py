@@ -55,6 +55,7 @@ class WalShard:
         self.forwards_total = 0  # entries of routers
         self.syncs_total = 0
         self.submit_full_total = 0  # commits that were not staged because too much was pending
+        self.depth = 0  # entries that wait to be written
         self.depth_peak = 0
         self.sync_micros = Histogram(SYNC_MICROS)
         self.sync_durations = Histogram(LATENCY_NS, SECONDS_PER_NS)
@@ -71,7 +72,7 @@ class WalShard:
         self._lane = f"sync-{files.shard}"
         self._files = files
         self.log_end = self._writer = LogEnd(fs, files, self.room)
-        self._batch_bytes_max = batch_bytes_max
+        self.batch_bytes_max = batch_bytes_max
         self._sync_interval_ms = sync_interval_ms
         self._pending: list[Commit] = []
         self._pending_now = False  # some pending commit needs no sync
@@ -158,7 +159,8 @@ class WalShard:
             self._runtime.soon(self.flush)
             self._flush_asked = True
         self._pending.append(commit)
-        self.pending_bytes += len(commit.raw)
+        self.pending_bytes += sum(map(len, commit.entries))
+        self.depth += len(commit.entries)
         if commit.needs_sync:
             self._pending_sync = True
         else:
@@ -175,8 +177,8 @@ class WalShard:
         some_wait = self._pending_sync
         self._pending = []
         self._pending_now = self._pending_sync = False
-        self.pending_bytes = 0
-        self.depth_peak = max(self.depth_peak, len(commits))
+        self.depth_peak = max(self.depth_peak, self.depth)
+        self.pending_bytes = self.depth = 0
         started = self._runtime.clock.monotonic_ns()
         failure, done = self._write(commits)
         self.write_ns = write_ns = self._runtime.clock.monotonic_ns() - started
@@ -202,15 +204,13 @@ class WalShard:
             return self.refusal(), 0
         while done < len(commits):
             stop, size = done, 0
-            entries = []
+            entries: list[bytes] = []
             for commit in islice(commits, done, None):
-                raw = commit.raw
                 stop += 1
-                if raw:
-                    size += len(raw)
-                    entries.append(raw)
-                    if size >= self._batch_bytes_max:
-                        break
+                entries += commit.entries
+                size += sum(map(len, commit.entries))
+                if size >= self.batch_bytes_max:
+                    break
             try:
                 body = entries[0] if len(entries) == 1 else b"".join(entries)
                 self._writer.put(body, entries)
@@ -286,11 +286,6 @@ class WalShard:
     def preparing(self) -> bool:
         """Whether a file that a rotation could use is on its way."""
         return self._files.preparing
-
-    @property
-    def depth(self) -> int:
-        """Commits that wait to be written."""
-        return len(self._pending)
 
     # Syncing
 
@@ -396,5 +391,5 @@ class WalShard:
         for *_, commits in waiting:
             self._settle(commits, unknown_outcome(error))
         pending, self._pending = self._pending, []
-        self.pending_bytes = 0
+        self.pending_bytes = self.depth = 0
         self._settle(pending, self.refusal())

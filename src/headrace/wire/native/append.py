@@ -1,11 +1,13 @@
 """`POST /v0/topics/{topic}`: append records.
 
-The hot path of the whole server: one decode, one engine call, one formatted answer.  Order of the
-refusals: content type, JSON, the right to configure, then what the engine checks.
+The hot path of the whole server: the requests of a turn are decoded one by one, and the engine is
+called once for all of them.  Order of the refusals: content
+type, JSON, the right to configure, then what the engine checks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -14,10 +16,9 @@ import msgspec
 from headrace.api.records import AppendBody, Draft
 from headrace.core.errors import Forbidden, InvalidRequest, OutOfResources
 from headrace.core.limits import own_topic_prefix
-from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
 from headrace.engine.appending.admission import PLAIN, Append, check_batch
-from headrace.engine.appending.pending_append import Appended
+from headrace.engine.appending.pending_append import Appended, PendingAppend
 from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.engine import Engine
 from headrace.engine.topics.config import FSYNC
@@ -62,11 +63,32 @@ class AppendApi:
 
     def append(self, exchange: Exchange) -> None:
         """Append the records of a JSON or an Arrow body."""
+        self._append_all((exchange,))
+
+    def append_turn(self, exchanges: Sequence[Exchange]) -> None:
+        """Append the records of all requests that a turn brought, at its end."""
+        self._append_all(exchanges)
+        self._engine.write_log()
+
+    def _append_all(self, exchanges: Sequence[Exchange]) -> None:
+        asked = []
+        for exchange in exchanges:
+            try:
+                pending = self._asked(exchange)
+                if pending is not None:
+                    asked.append(pending)
+            except Exception as error:  # noqa: BLE001 - whatever it is, its client hears of it
+                exchange.fail(error)
+        if asked:
+            self._engine.append_all(asked, self._answer)
+
+    def _asked(self, exchange: Exchange) -> PendingAppend | None:
+        """What a request asks for; None of columns, which are decoded elsewhere first."""
         headers = exchange.headers
         if headers.get(b"content-type") != JSON:
             if headers.get(b"content-type", b"").startswith(ARROW_STREAM):
                 self._append_arrow(exchange)
-                return
+                return None
             check_json_type(exchange)
         body = decode_json(exchange.body, _DECODER)
         name = exchange.params[0]
@@ -82,22 +104,7 @@ class AppendApi:
         elif name[0] == own_topic_prefix:
             check_not_own(name)
         with_seqs = not exchange.query or flag(query_of(exchange), "return_seqs", True)
-        self.submit(exchange, name, batch, how, with_seqs)
-
-    def submit(
-        self,
-        exchange: Exchange,
-        name: str,
-        batch: AnyBatch,
-        how: Append,
-        with_seqs: bool,
-    ) -> None:
-        """Append a batch and answer when it is acknowledged."""
-        ticket = self._engine.append_batch(name, batch, how)
-        if ticket.done:
-            self._answer(exchange, with_seqs, ticket)
-        else:
-            ticket.when_done(partial(self._answer, exchange, with_seqs))
+        return PendingAppend(self._engine.runtime, name, batch, how, (exchange, with_seqs))
 
     def _append_arrow(self, exchange: Exchange) -> None:
         from headrace.wire.native.arrow import decode_append, when_done
@@ -125,7 +132,9 @@ class AppendApi:
             self.check_new(name, batch, how)
         elif name[0] == own_topic_prefix:
             check_not_own(name)
-        self.submit(exchange, name, batch, how, flag(query, "return_seqs", False))
+        caller = exchange, flag(query, "return_seqs", False)
+        pending = PendingAppend(self._engine.runtime, name, batch, how, caller)
+        self._engine.append_all([pending], self._answer)
 
     # What was asked for
 
@@ -221,15 +230,19 @@ class AppendApi:
 
     # The answer
 
-    def _answer(self, exchange: Exchange, with_seqs: bool, ticket: Ticket[Appended]) -> None:
-        if exchange.answered:
-            return
-        error = ticket.error
-        if error is not None:
-            exchange.fail(error)
-            return
+    def _answer(self, appends: Sequence[PendingAppend]) -> None:
+        """Answer the requests of appends that are done."""
+        for pending in appends:
+            exchange, with_seqs = pending.caller
+            if exchange.answered:
+                continue
+            if pending.error is not None:
+                exchange.fail(pending.error)
+            else:
+                self._acknowledge(exchange, with_seqs, pending.result())
+
+    def _acknowledge(self, exchange: Exchange, with_seqs: bool, done: Appended) -> None:
         try:
-            done = ticket.result()
             topic = self._topics.get(done.topic)
             durability = None if topic is None else topic.config.durability
             ns = self._now_ns() - exchange.started_ns

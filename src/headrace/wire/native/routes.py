@@ -54,7 +54,7 @@ def _routes(server: ServerContext, vocabulary: Vocabulary) -> list[Route]:
             "POST", one, append.append, write,
             "Append records, all or none",
             request=records.AppendBody, response=records.Appended,
-            query=("return_seqs",), hidden=hidden,
+            query=("return_seqs",), hidden=hidden, turn_handler=append.append_turn,
         ),
         Route(
             "GET", root, topics.list, read,

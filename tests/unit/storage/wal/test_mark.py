@@ -46,7 +46,7 @@ class Numbered:
     """A commit of 3 KB, and what it was told."""
 
     def __init__(self, number: int, sync: bool) -> None:
-        self.raw = encode_control(ENTRY_STATE, number, State(b"x" * 3_000))
+        self.entries = (encode_control(ENTRY_STATE, number, State(b"x" * 3_000)),)
         self.needs_sync = sync
         self.told: list[HeadraceError | None] = []
 

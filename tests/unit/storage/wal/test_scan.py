@@ -27,7 +27,7 @@ class Entry:
     needs_sync: bool
 
     def __init__(self, number: int, payload: bytes, needs_sync: bool) -> None:
-        self.raw = frame.encode_control(ENTRY_STATE, number, State(payload))
+        self.entries = (frame.encode_control(ENTRY_STATE, number, State(payload)),)
         self.needs_sync = needs_sync
         self.acked = False
 
@@ -273,7 +273,7 @@ def test_a_log_goes_on_after_a_torn_tail() -> None:
     for name in paths(disk)[1:]:
         disk.unlink(name)
     shard = shard_on(disk, ManualClock(), first_number=101)
-    shard.start(end, [Entry(5, payload(5, 10), True).raw])
+    shard.start(end, [*Entry(5, payload(5, 10), True).entries])
     assert scan(disk)[0] == [0, 1, 2, 3, 4, 5]
 
 
@@ -287,7 +287,7 @@ def test_a_batch_of_another_salt_is_not_believed() -> None:
         (at, b) for at in range(0, len(data), 8) if (b := frame.decode_batch_header(data, at))
     ]
     at, last = batches[-1]
-    body = Entry(77, payload(77, 10), True).raw
+    (body,) = Entry(77, payload(77, 10), True).entries
     position = last.position + 56
     stale = frame.encode_batch_header(
         last.salt ^ 1, position, last.durable, last.ordinal + 1, body, 1
@@ -450,7 +450,7 @@ def test_an_entry_of_an_unknown_type_is_refused_by_name() -> None:
     shard = shard_on(disk, clock)
     shard.start(0, [])
     entry = Entry(0, payload(0, 10), True)
-    entry.raw = bytes([200]) + entry.raw[1:]
+    entry.entries = (bytes([200]) + entry.entries[0][1:],)
     shard.stage(entry)
     run(shard)
     with pytest.raises(UnsupportedFormat, match="200"):

@@ -35,7 +35,7 @@ from tests.support.wal_logs import (
 def test_nothing_is_settled_before_the_turn_ends() -> None:
     log = Log()
     entry = log.stage()
-    assert not entry.settled and log.shard.pending_bytes == len(entry.raw)
+    assert not entry.settled and log.shard.pending_bytes == len(entry.entries[0])
     log.shard.flush()
     assert entry.settled and entry.error is None and log.shard.pending_bytes == 0
 

@@ -1,0 +1,116 @@
+"""Appends that came together, on their way into one commit of the log.
+
+The rule this file owns: entries stand in the log in the order in which their appends got their
+seqs.  So what has been gathered is staged before any other entry that an append brings (the
+creation of a topic, a reservation), and nothing that could call back happens in between.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from headrace.core.errors import HeadraceError
+from headrace.engine.appending.pending_append import (
+    Answered,
+    AppendCommit,
+    InFlight,
+    PendingAppend,
+)
+from headrace.engine.state import EngineState
+from headrace.storage.wal.frame import ENTRY_RESERVE, Reserve
+from headrace.storage.wal.shard import WalShard
+
+log = logging.getLogger("headrace.append")
+
+
+class GatheredAppends:
+    """The appends of one call that have their seqs and are not staged yet."""
+
+    __slots__ = ("_answered", "_appends", "_bytes", "_in_flight", "_shard", "_state", "_unlogged")
+
+    def __init__(self, state: EngineState, in_flight: InFlight, answered: Answered | None) -> None:
+        self._state = state
+        self._in_flight = in_flight
+        self._answered = answered
+        self._shard: WalShard | None = None  # which has those that are gathered
+        self._appends: list[PendingAppend] = []
+        self._bytes = 0
+        self._unlogged: list[tuple[WalShard, PendingAppend]] = []
+
+    def add(self, pending: PendingAppend, shard: WalShard) -> None:
+        """Gather an append that has its seqs."""
+        topic, block = pending.topic, pending.block
+        assert topic is not None and block is not None
+        if topic.ephemeral and not topic.changing:
+            # Records of this class never reach the log; the seqs they use are reserved there.
+            pending.logged = False
+            self._unlogged.append((shard, pending))
+            return
+        if self._appends and (shard is not self._shard or self._bytes >= shard.batch_bytes_max):
+            self._stage_logged()
+        self._shard = shard
+        self._appends.append(pending)
+        size = len(block.raw)
+        self._bytes += size
+        # Counts from now on, for those behind it.
+        shard.pending_bytes += size
+        shard.depth += 1
+
+    def stage(self) -> None:
+        """Stage everything that has been gathered."""
+        if self._appends:
+            self._stage_logged()
+        if self._unlogged:
+            unlogged, self._unlogged = self._unlogged, []
+            for shard, pending in unlogged:
+                self._stage_unlogged(shard, pending)
+
+    def _stage_logged(self) -> None:
+        shard, appends = self._shard, self._appends
+        assert shard is not None
+        entries = [pending.block.raw for pending in appends if pending.block is not None]
+        self._appends = []
+        shard.pending_bytes -= self._bytes  # `stage` counts it
+        shard.depth -= len(appends)
+        self._bytes = 0
+        synced = [pending for pending in appends if pending.needs_sync]
+        if not synced or len(synced) == len(appends):
+            shard.stage(self._commit(shard, appends, entries, bool(synced)))
+            return
+        at_once = [pending for pending in appends if not pending.needs_sync]
+        shard.stage(self._commit(shard, at_once, entries, False))
+        # Their entries are in the log by then: the sync is all that they wait for.
+        shard.stage(self._commit(shard, synced, (), True))
+
+    def _stage_unlogged(self, shard: WalShard, pending: PendingAppend) -> None:
+        topic, reserve = pending.topic, pending.reserve
+        assert topic is not None
+        pending.reserve = 0
+        if reserve:
+
+            def reserved(error: HeadraceError | None) -> None:
+                if error is None:
+                    topic.reservation.written(reserve, shard)
+                else:
+                    topic.reservation.failed()
+
+            self._state.log(topic, ENTRY_RESERVE, Reserve(reserve), needs_sync=False, done=reserved)
+        commit = self._commit(shard, [pending], (), pending.needs_sync)
+        if pending.needs_sync:
+            shard.stage(commit)
+            return
+        try:
+            commit.settle(None)
+        except Exception:  # each append has been told what became of it
+            log.exception("appends that are not logged could not be settled")
+
+    def _commit(
+        self,
+        shard: WalShard,
+        appends: list[PendingAppend],
+        entries: list[bytes] | tuple[()],
+        needs_sync: bool,
+    ) -> AppendCommit:
+        return AppendCommit(
+            self._state, shard, self._in_flight, appends, entries, needs_sync, self._answered
+        )
