@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from headrace.api.records import DeleteResult
 from headrace.core.errors import HeadraceError
 from headrace.core.runtime import Ticket
-from headrace.engine.appending.admission import PLAIN, Append
+from headrace.engine.appending.admission import PLAIN, Append, Records
 from headrace.engine.appending.payloads import Payload, make_batch
 from headrace.engine.appending.pending_append import Answered, Appended, PendingAppend
 from headrace.engine.appending.producers import ProducerClaim
@@ -146,7 +146,7 @@ class Engine(EngineLifetime):
         except HeadraceError as error:
             return failed(self.runtime, error)
 
-    def append_batch(self, name: str, batch: AnyBatch, how: Append = PLAIN) -> Ticket[Appended]:
+    def append_batch(self, name: str, batch: Records, how: Append = PLAIN) -> Ticket[Appended]:
         """`append` for callers that have columns and conditions already: the wire layer."""
         pending = PendingAppend(self.runtime, name, batch, how)
         self._appender.append_all([pending])

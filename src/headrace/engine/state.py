@@ -287,6 +287,12 @@ class EngineState:
                 },
             )
 
+    def room_in(self, shard: WalShard) -> int:
+        """How many bytes a shard, to which something can be written, takes before it refuses."""
+        pending = shard.pending_bytes
+        budget = self.settings.memory_budget_bytes - self.totals.unsealed_bytes
+        return min(shard.pending_bytes_max, budget) - pending
+
     def refuse_ephemeral(self, size: int) -> None:
         """Raise if memory has no room for more records that only it holds."""
         budget = self.settings.memory_budget_bytes // 2

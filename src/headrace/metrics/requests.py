@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import headrace
@@ -289,6 +289,12 @@ class Metrics:
 
     def appended(self, durability: str, dialect: str, records: int, size: int, ns: int) -> None:
         """Count an append that was acknowledged, `ns` after it arrived."""
+        self.appended_all(durability, dialect, ((records, size, ns),))
+
+    def appended_all(
+        self, durability: str, dialect: str, appends: Sequence[tuple[int, int, int]]
+    ) -> None:
+        """Count appends: how many records and bytes each had, and how long it took."""
         figures = self._appends.get((durability, dialect))
         if figures is None:
             figures = self._appends[durability, dialect] = _OfAppends(
@@ -296,13 +302,19 @@ class Metrics:
                 self._append_bytes.of(durability, dialect),
                 self._append_durations.of(durability),
             )
-        figures.records.value += records
-        figures.bytes.value += size
         duration, batches = figures.duration, self._append_batches
-        duration.counts[bisect_left(LATENCY_NS, ns)] += 1
-        duration.sum += ns
-        batches.counts[bisect_left(BATCH_RECORDS, records)] += 1
-        batches.sum += records
+        counts, batch_counts = duration.counts, batches.counts
+        all_records = all_bytes = all_ns = 0
+        for records, size, ns in appends:
+            all_records += records
+            all_bytes += size
+            all_ns += ns
+            counts[bisect_left(LATENCY_NS, ns)] += 1
+            batch_counts[bisect_left(BATCH_RECORDS, records)] += 1
+        figures.records.value += all_records
+        figures.bytes.value += all_bytes
+        duration.sum += all_ns
+        batches.sum += all_records
 
     def read(self, dialect: str, records: int, ns: int, tier: str = "hot") -> None:
         """Count a read that was answered; `tier` is `cold` or `lake` if one of them was read."""

@@ -238,14 +238,16 @@ class App:
                 return
             exchange.on_answered = self.finished
             self.access.admit(exchange, route)
-            draining = self.state == "draining" and not route.unready
-            if draining or self.waiting.wanted_by(exchange, route):
-                self._park(exchange)
-                return
-            if b"content-encoding" in exchange.headers and not exchange.streamed:
+            if self.state == "draining" and not route.unready:
+                raise _shutting_down()
+            if not self.waiting.none and self.waiting.wanted_by(exchange, route):
+                self.waiting.park(exchange, self.now_ms())
+            elif b"content-encoding" in exchange.headers and not exchange.streamed:
                 self._decode(exchange)
+            elif route.turn_handler is not None:
+                self.turn.add(route, exchange)
             else:
-                self._call_handler(route, exchange)
+                route.handler(exchange)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
             exchange.fail(error)
 
@@ -275,12 +277,6 @@ class App:
         if exchange.answered:
             return
         self.routes.match(exchange.method, exchange.path)  # says what is wrong
-
-    def _park(self, exchange: Exchange) -> None:
-        """Let a request wait for recovery, or raise."""
-        if self.state == "draining":
-            raise _shutting_down()
-        self.waiting.park(exchange, self.now_ms())
 
     def _decode(self, exchange: Exchange) -> None:
         """Decompress the body, then call the handler."""

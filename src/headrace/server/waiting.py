@@ -55,6 +55,7 @@ class WaitingRequests:
         self._loading = loading
         self._run = run
         self._live = False
+        self.none = False  # no request has to wait any more
         # Until when, how many bytes of the budget, and which.
         self._parked: deque[tuple[int, int, Exchange]] = deque()
         loading.when_done(self._go_on)
@@ -65,6 +66,7 @@ class WaitingRequests:
     def wanted_by(self, exchange: Exchange, route: Route) -> bool:
         """Whether a request has to wait."""
         if self._live and not self._loading:
+            self.none = True
             return False
         if route.unready or not self._live:
             return not route.unready

@@ -68,19 +68,6 @@ class Batch(NamedTuple):
         return len(self.data)
 
 
-def single(data: bytes, node: str | None = None) -> Batch:
-    """One JSON record with nothing but data, as most appends have.
-
-    >>> single(b"{}") == Batch([b"{}"])
-    True
-    """
-    # Without the function that fills in the defaults, which takes twice as long.
-    return _new_tuple(Batch, ([data], KIND_JSON, None, node, None, None, None, None))
-
-
-_new_tuple = tuple.__new__
-
-
 class ColumnBatch(NamedTuple):
     """Records to append, as the buffers a block stores: see `column_batch.py`, which makes them.
 

@@ -88,14 +88,8 @@ def encode_block(
     plain = tags is None and nodes is None and metas is None and headers is None
     plain = plain and kinds is None and stamps is None
     if plain and count == 1:
-        size = len(data[0])
-        length = SINGLE_AT + size + len(sidecar)
-        head = _SINGLE.pack(
-            ENTRY_APPEND, kind, 0, length + (-length & 7), topic_id, first_seq, ts, arrived_ms,
-            reserved_to, 1, len(sidecar), DENSE, 0, size,
-        )  # fmt: skip
-        raw = b"".join((head, data[0], sidecar, _PADS[length & 7]))
-        return Block(raw, first_seq, 1, ts, arrived_ms, size)
+        place = BlockPlace(topic_id, first_seq, ts, arrived_ms, reserved_to)
+        return encode_single(data[0], kind, *place, sidecar)
     ends = array("I", accumulate(map(len, data), initial=0))
     if plain:
         size = ends[-1]
@@ -123,6 +117,27 @@ def encode_block(
         ts = batch.timestamps[-1]
     place = BlockPlace(topic_id, first_seq, ts, arrived_ms, reserved_to)
     return _assemble(count, batch.kind, columns, kinds, stamps, place, sidecar)
+
+
+def encode_single(
+    data: bytes,
+    kind: int,
+    topic_id: int,
+    first_seq: int,
+    ts: int,
+    arrived_ms: int,
+    reserved_to: int = 0,
+    sidecar: bytes = b"",
+) -> Block:
+    """Build the block of one record that has nothing but data."""
+    size = len(data)
+    length = SINGLE_AT + size + len(sidecar)
+    head = _SINGLE.pack(
+        ENTRY_APPEND, kind, 0, length + (-length & 7), topic_id, first_seq, ts, arrived_ms,
+        reserved_to, 1, len(sidecar), DENSE, 0, size,
+    )  # fmt: skip
+    raw = b"".join((head, data, sidecar, _PADS[length & 7]))
+    return Block(raw, first_seq, 1, ts, arrived_ms, size)
 
 
 def encode_columns(batch: ColumnBatch, place: BlockPlace, sidecar: bytes = b"") -> Block:

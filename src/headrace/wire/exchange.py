@@ -102,6 +102,9 @@ class Exchange:
     answered: bool = False
     streamed: bool = False  # the handler takes the body as it arrives
     long_lived: bool = False  # decided for this request, not by its route alone
+    # What handlers have found out about requests with this very head, kept with it: never whether
+    # one is let in.  None: nothing is kept.
+    memo: dict[object, object] | None = None
     # Of a request whose body is streamed: each piece, and b"" at the end.  What arrives before this
     # is set waits.
     on_body: Callable[[bytes], None] | None = None

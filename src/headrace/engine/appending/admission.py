@@ -54,8 +54,24 @@ class Append(NamedTuple):
 PLAIN = Append()
 
 
-def check_batch(settings: Settings, batch: AnyBatch, how: Append) -> int:
+# A batch, or one JSON record that has nothing but data, as most appends do.
+Records = AnyBatch | msgspec.Raw
+
+
+def rows_of(records: Records) -> int:
+    """How many records there are."""
+    return 1 if type(records) is msgspec.Raw else records.rows
+
+
+def check_batch(settings: Settings, batch: Records, how: Append) -> int:
     """Refuse what no topic could take; returns the bytes of data and meta."""
+    if isinstance(batch, msgspec.Raw):
+        if how is not PLAIN:
+            _check_conditions(settings, how)
+        size = len(batch)
+        if size > settings.record_bytes_max:
+            _refuse_record(settings, size)
+        return size
     if isinstance(batch, ColumnBatch):
         # Its records were checked as it was made (`arrow_batch.py`).
         if how is not PLAIN:
@@ -111,12 +127,16 @@ def _check_sizes(settings: Settings, batch: Batch) -> int:
             sizes = list(map(int.__add__, sizes, metas))
     largest = max(sizes)
     if largest > settings.record_bytes_max:
-        raise RecordTooLarge(
-            f"a record of {largest} bytes",
-            fix=f"use at most {settings.record_bytes_max} bytes of data and meta",
-            detail={"bytes": largest, "max": settings.record_bytes_max},
-        )
+        _refuse_record(settings, largest)
     return sum(sizes)
+
+
+def _refuse_record(settings: Settings, size: int) -> None:
+    raise RecordTooLarge(
+        f"a record of {size} bytes",
+        fix=f"use at most {settings.record_bytes_max} bytes of data and meta",
+        detail={"bytes": size, "max": settings.record_bytes_max},
+    )
 
 
 def _check_columns(batch: Batch, tag_bytes_max: int, node_bytes_max: int) -> None:
@@ -213,13 +233,13 @@ def check_seq(what: str, value: object) -> None:
         raise InvalidRequest(f"{what} is {value!r}", fix=f"send a number from 0 to {seq_max}")
 
 
-def refuse_oversized(name: str, config: TopicConfig, batch: AnyBatch, size: int) -> None:
+def refuse_oversized(name: str, config: TopicConfig, rows: int, size: int) -> None:
     """A batch that a rejecting topic could not even take when empty."""
     over_bytes = config.cap_bytes and size > config.cap_bytes
-    over_records = config.cap_records and batch.rows > config.cap_records
+    over_records = config.cap_records and rows > config.cap_records
     if over_bytes or over_records:
         raise RecordTooLarge(
-            f"a batch of {batch.rows} records and {size} bytes can never fit into {name!r}",
+            f"a batch of {rows} records and {size} bytes can never fit into {name!r}",
             fix="split the batch, or raise the cap",
             detail={"cap_records": config.cap_records, "cap_bytes": config.cap_bytes},
         )
@@ -234,15 +254,15 @@ def refuse_closed(topic: Topic) -> None:
     )
 
 
-def check_room(state: EngineState, topic: Topic, batch: AnyBatch, size: int) -> None:
+def check_room(state: EngineState, topic: Topic, rows: int, size: int) -> None:
     """Refuse a batch for which this topic, or the engine, has no room now.
 
     The caller has applied the topic's caps and TTL.
     """
     config = topic.config
     if config.discard == "reject":
-        refuse_oversized(topic.name, config, batch, size)
-        records = topic.count + topic.staged_count + batch.rows
+        refuse_oversized(topic.name, config, rows, size)
+        records = topic.count + topic.staged_count + rows
         held = topic.bytes + topic.staged_bytes + size
         over_records = config.cap_records and records > config.cap_records
         over_bytes = config.cap_bytes and held > config.cap_bytes
@@ -259,7 +279,7 @@ def check_room(state: EngineState, topic: Topic, batch: AnyBatch, size: int) -> 
                 },
             )
     check_quota(state, size)
-    if topic.staged + batch.rows > seq_max:
+    if topic.staged + rows > seq_max:
         raise TopicFull(f"{topic.name!r} has no seq left", fix="delete and recreate the topic")
 
 

@@ -18,11 +18,13 @@ from headrace.core.runtime import Ticket
 from headrace.engine.appending.admission import (
     PLAIN,
     Append,
+    Records,
     check_batch,
     check_quota,
     check_room,
     refuse_closed,
     refuse_oversized,
+    rows_of,
 )
 from headrace.engine.appending.gathered_appends import GatheredAppends
 from headrace.engine.appending.idempotency import Sidecar, digest
@@ -42,8 +44,13 @@ from headrace.engine.state import EngineState
 from headrace.engine.topics.config import EPHEMERAL, TopicConfig
 from headrace.engine.topics.lifecycle import Lifecycle
 from headrace.engine.topics.topic import Topic
-from headrace.storage.block import AnyBatch, Batch, Block, ColumnBatch
-from headrace.storage.block_encoding import BlockPlace, encode_block, encode_columns
+from headrace.storage.block import KIND_JSON, Block, ColumnBatch
+from headrace.storage.block_encoding import (
+    BlockPlace,
+    encode_block,
+    encode_columns,
+    encode_single,
+)
 from headrace.storage.snapshot.state import ProducerState
 from headrace.storage.wal.shard import WalShard
 
@@ -64,7 +71,7 @@ class Appender:
         # What producers will have had accepted once everything in flight has landed.
         self._claims: dict[tuple[int, str], ProducerState] = {}
 
-    def append(self, name: str, batch: AnyBatch, how: Append = PLAIN) -> PendingAppend:
+    def append(self, name: str, batch: Records, how: Append = PLAIN) -> PendingAppend:
         """Stage one append, or raise; its ticket is done when it is acknowledged."""
         pending = PendingAppend(self._state.runtime, name, batch, how)
         self.append_all([pending])
@@ -81,9 +88,10 @@ class Appender:
         self._enforce_retention(asked)
         gathered = GatheredAppends(self._state, self, answered)
         over: list[PendingAppend] = []
+        now = self._state.clock.now_ms()
         for pending in asked:
             try:
-                if not self._append(pending, gathered):
+                if not self._append(pending, gathered, now):
                     over.append(pending)
             except MemoryError:  # before anything has changed: after that the log is halted
                 pending.fail(OutOfResources.told("nothing"))
@@ -109,7 +117,7 @@ class Appender:
         for topic in bounded.values():
             retention.enforce(state, topic)
 
-    def _append(self, pending: PendingAppend, gathered: GatheredAppends) -> bool:
+    def _append(self, pending: PendingAppend, gathered: GatheredAppends, now: int) -> bool:
         """Check an append, give it its seqs, and gather it; False: it is answered otherwise."""
         name, batch, how = pending.name, pending.batch, pending.how
         state, settings = self._state, self._state.settings
@@ -121,7 +129,7 @@ class Appender:
         topic = state.by_name.get(name) if type(name) is str else state.find(name)
         created = topic is None
         if topic is None:
-            topic = self._create(name, batch, how, size)
+            topic = self._create(name, how, rows_of(batch), size)
         if how is not PLAIN:
             if self._answered_before(topic, how, pending):
                 return False
@@ -134,23 +142,25 @@ class Appender:
         shards = state.shards
         shard = shards[0] if len(shards) == 1 else state.shard_of(topic.id)
         if not created:
-            state.refuse_writes(shard)
+            if not gathered.is_open(shard):
+                gathered.open(shard)
             if topic.closed:
                 refuse_closed(topic)
             if self._throttle.shedding:
+                gathered.stage()  # so that all who wait are counted
                 self._throttle.refuse_if_full(shard, how.disable_backpressure)
             if topic.ephemeral:
                 state.refuse_ephemeral(size)
         if topic.bounded or settings.max_total_bytes or topic.staged > FEW_SEQS_LEFT:
-            check_room(state, topic, batch, size)
+            check_room(state, topic, rows_of(batch), size)
         try:
-            block, needs_sync, reserve = self._encode(topic, batch, how, shard)
+            block, needs_sync, reserve = self._encode(topic, batch, how, shard, now)
         except MemoryError:  # the one large copy, before anything has changed
             raise OutOfResources.told("nothing") from None
         try:
             if created:
                 gathered.stage()  # what is logged before the creation
-                self._lifecycle.begin_for_append(topic, batch.rows)
+                self._lifecycle.begin_for_append(topic, block.count)
             pending.batch = _TAKEN
             pending.topic, pending.block, pending.created = topic, block, created
             pending.needs_sync, pending.reserve = needs_sync, reserve
@@ -162,7 +172,7 @@ class Appender:
             raise shard.halt() from None
         return True
 
-    def _create(self, name: str, batch: AnyBatch, how: Append, size: int) -> Topic:
+    def _create(self, name: str, how: Append, rows: int, size: int) -> Topic:
         """Make the topic on the way, once nothing can refuse the append any more."""
         config = how.config if how.config is not None else _DEFAULT_CONFIG
         create = how.create if how.create is not None else config.auto_create
@@ -170,7 +180,7 @@ class Appender:
         shard = self._state.shard_of(self._state.topics.next_id)
         self._throttle.refuse_if_full(shard, how.disable_backpressure)
         if config.discard == "reject":
-            refuse_oversized(name, config, batch, size)
+            refuse_oversized(name, config, rows, size)
         check_quota(self._state, size)
         if config.durability == EPHEMERAL:
             self._state.refuse_ephemeral(size)
@@ -239,17 +249,20 @@ class Appender:
     # Staging
 
     def _encode(
-        self, topic: Topic, batch: AnyBatch, how: Append, shard: WalShard
+        self, topic: Topic, batch: Records, how: Append, shard: WalShard, now: int
     ) -> tuple[Block, bool, int]:
         """The records as one block with the seqs after the last staged one.
 
         Also whether the block has to be synced, and what it has to reserve.
         """
         clock, staged = self._state.clock, topic.staged
-        now, last_ts = clock.now_ms(), topic.last_ts
+        last_ts = topic.last_ts
         ts = now if now > last_ts else last_ts
         sidecar = b"" if how is PLAIN else _sidecar(how)
-        if isinstance(batch, ColumnBatch):
+        if isinstance(batch, msgspec.Raw):
+            reserve, needs_sync = topic.reserve(staged + 1, shard, clock)
+            block = encode_single(batch, KIND_JSON, topic.id, staged + 1, ts, now, reserve, sidecar)
+        elif isinstance(batch, ColumnBatch):
             reserve, needs_sync = topic.reserve(staged + batch.rows, shard, clock)
             place = BlockPlace(topic.id, staged + 1, ts, now, reserve)
             block = encode_columns(batch, place, sidecar)
@@ -289,7 +302,7 @@ class Appender:
 
 
 _DEFAULT_CONFIG = TopicConfig()
-_TAKEN = Batch([])  # in place of records that are in a block
+_TAKEN = msgspec.Raw(b"")  # in place of records that are in a block
 _NOTHING = (None, None, None)
 
 

@@ -26,7 +26,7 @@ log = logging.getLogger("headrace.append")
 class GatheredAppends:
     """The appends of one call that have their seqs and are not staged yet."""
 
-    __slots__ = ("_answered", "_appends", "_bytes", "_in_flight", "_shard", "_state", "_unlogged")
+    __slots__ = ("_answered", "_appends", "_in_flight", "_shard", "_state", "_unlogged", "room")
 
     def __init__(self, state: EngineState, in_flight: InFlight, answered: Answered | None) -> None:
         self._state = state
@@ -34,8 +34,19 @@ class GatheredAppends:
         self._answered = answered
         self._shard: WalShard | None = None  # which has those that are gathered
         self._appends: list[PendingAppend] = []
-        self._bytes = 0
         self._unlogged: list[tuple[WalShard, PendingAppend]] = []
+        self.room = 0  # bytes that may be gathered before the log has to be looked at
+
+    def open(self, shard: WalShard) -> None:
+        """Raise if nothing can be written to this shard; otherwise gather for it."""
+        self.stage()
+        self._state.refuse_writes(shard)
+        self._shard = shard
+        self.room = min(shard.batch_bytes_max, self._state.room_in(shard))
+
+    def is_open(self, shard: WalShard) -> bool:
+        """Whether there is room for appends of this shard."""
+        return self.room > 0 and shard is self._shard
 
     def add(self, pending: PendingAppend, shard: WalShard) -> None:
         """Gather an append that has its seqs."""
@@ -46,15 +57,9 @@ class GatheredAppends:
             pending.logged = False
             self._unlogged.append((shard, pending))
             return
-        if self._appends and (shard is not self._shard or self._bytes >= shard.batch_bytes_max):
-            self._stage_logged()
         self._shard = shard
         self._appends.append(pending)
-        size = len(block.raw)
-        self._bytes += size
-        # Counts from now on, for those behind it.
-        shard.pending_bytes += size
-        shard.depth += 1
+        self.room -= len(block.raw)
 
     def stage(self) -> None:
         """Stage everything that has been gathered."""
@@ -70,9 +75,7 @@ class GatheredAppends:
         assert shard is not None
         entries = [pending.block.raw for pending in appends if pending.block is not None]
         self._appends = []
-        shard.pending_bytes -= self._bytes  # `stage` counts it
-        shard.depth -= len(appends)
-        self._bytes = 0
+        self.room = 0
         synced = [pending for pending in appends if pending.needs_sync]
         if not synced or len(synced) == len(appends):
             shard.stage(self._commit(shard, appends, entries, bool(synced)))

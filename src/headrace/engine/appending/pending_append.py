@@ -8,18 +8,18 @@ came together are logged, published and acknowledged together (`AppendCommit`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from headrace.core.errors import HeadraceError
 from headrace.core.runtime import Ticket
-from headrace.engine.appending.admission import PLAIN, Append
+from headrace.engine.appending.admission import PLAIN, Append, Records
 from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.removal import retention
 from headrace.engine.state import EngineState
 from headrace.engine.topics.topic import Topic
-from headrace.storage.block import AnyBatch, Block
+from headrace.storage.block import Block
 from headrace.storage.snapshot.key_files import KeyRow
 from headrace.storage.snapshot.state import ProducerState
 from headrace.storage.wal.shard import WalShard
@@ -56,11 +56,22 @@ class Beside(msgspec.Struct):
     state: bytes | None = None
 
 
+class Times(NamedTuple):
+    """How long the log took for a commit."""
+
+    sync_ns: int  # the sync that it waited for
+    write_ns: int
+    window_ns: int  # how long its sync was put off for others to join it
+
+
+NO_TIMES = Times(0, 0, 0)
+
+
 class PendingAppend(Ticket[Appended], eq=False):
     """An append that is asked for, which is also the ticket of its caller."""
 
     name: str
-    batch: AnyBatch
+    batch: Records
     how: Append = PLAIN
     caller: Any = None  # what whoever asks wants to have beside the answer
     # Once it is staged:
@@ -71,6 +82,37 @@ class PendingAppend(Ticket[Appended], eq=False):
     created: bool = False
     logged: bool = True  # not if its topic is never stored
     beside: Beside | None = None
+    # Once it is stored:
+    head: int = 0  # of the topic, with it
+    times: Times = NO_TIMES
+
+    def acknowledge(self, head: int, times: Times) -> None:
+        """Answer it: its records are in the topic, up to `head`."""
+        self.head = head
+        self.times = times
+        if self._callbacks is None:
+            self.done = True  # what it was given is put together when it is asked for
+        else:
+            self.resolve(self._given())
+
+    def result(self) -> Appended:
+        super().result()
+        if self._value is None:
+            self._value = self._given()
+        return self._value
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it is done because the same append was stored before."""
+        return self._value is not None and self._value.deduped
+
+    def _given(self) -> Appended:
+        topic, block, times = self.topic, self.block, self.times
+        assert topic is not None and block is not None
+        return Appended(
+            topic.name, topic.epoch, block.first_seq, self.head, self.head, block.count,
+            self.created, False, block.ts, times.sync_ns, times.write_ns, times.window_ns,
+        )  # fmt: skip
 
 
 # Hears of appends that are done, those together that are done together.
@@ -86,7 +128,10 @@ class InFlight(Protocol):
 class AppendCommit:
     """Appends that are settled together, and the entries that the log takes for them."""
 
-    __slots__ = ("_answered", "_appends", "_in_flight", "_shard", "_state", "entries", "needs_sync")
+    __slots__ = (
+        "_answered", "_appends", "_in_flight", "_logged", "_shard", "_state", "entries",
+        "needs_sync",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -102,6 +147,7 @@ class AppendCommit:
         self._shard = shard
         self._in_flight = in_flight
         self._appends = appends
+        self._logged = appends[0].logged  # all of them, or none
         self.entries = entries
         self.needs_sync = needs_sync
         self._answered = answered
@@ -112,14 +158,17 @@ class AppendCommit:
             self._take_back(self._appends, error)
             return
         shard, woken = self._shard, dict[int, Topic]()
-        sync_ns, write_ns, window_ns = shard.sync_ns, shard.write_ns, shard.window_wait_ns
+        write_ns = shard.write_ns if self._logged else 0
+        if self.needs_sync:
+            times = Times(shard.sync_ns, write_ns, shard.window_wait_ns)
+        else:
+            times = Times(0, write_ns, 0)
         failure: Exception | None = None
         for number, pending in enumerate(self._appends):
             topic, block = pending.topic, pending.block
-            synced, logged = pending.needs_sync, pending.logged
             assert topic is not None and block is not None
             try:
-                topic.publish(block, logged, synced, pending.reserve, shard)
+                topic.publish(block, pending.logged, pending.needs_sync, pending.reserve, shard)
                 if pending.beside is not None:
                     self._remember(pending, pending.beside)
                 if topic.bounded and (topic.config.cap_records or topic.config.cap_bytes):
@@ -132,15 +181,8 @@ class AppendCommit:
                 self._take_back(self._appends[number + 1 :], unknown)
                 self._appends = self._appends[: number + 1]
                 break
-            head = topic.head
             try:
-                pending.resolve(
-                    Appended(
-                        topic.name, topic.epoch, block.first_seq, head, head, block.count,
-                        pending.created, False, block.ts, sync_ns if synced else 0,
-                        write_ns if logged else 0, window_ns if synced else 0,
-                    )
-                )  # fmt: skip
+                pending.acknowledge(topic.head, times)
             except Exception as error:  # noqa: BLE001 - all must hear; raised again below
                 failure = failure or error
                 if not pending.done:

@@ -123,17 +123,11 @@ class Http1Exchange(TransportExchange):
         assert self.route is not None
         if self.route.dialect.adds_headers:
             headers = connection.app.prepare(self, headers)
-        if not self.received and not self.streamed:
-            # An answer before the end of the request: what is left of it cannot be told apart.
-            self.keep_alive = False
         head = _heads.get((status, content_type)) or _make_head(status, content_type)
         lines = _lines(headers) if headers else b""
-        if connection.answering is not OPEN and connection.queue and connection.queue[-1] is self:
-            self.keep_alive = False  # those behind it, if there were any, would be lost
-        if not self.keep_alive:
-            lines += b"connection: close\r\n"
-        elif not self.modern:
-            lines += b"connection: keep-alive\r\n"
+        # A request that was not parsed is like those before it: whole, of HTTP/1.1, kept alive.
+        if self.memo is None or connection.answering is not OPEN or not self.keep_alive:
+            lines += self._connection_lines()
         length = len(body)
         if self.method == "HEAD":
             body = b""
@@ -154,6 +148,18 @@ class Http1Exchange(TransportExchange):
             connection.linger(self.ready)
         else:
             connection.answered(self)
+
+    def _connection_lines(self) -> bytes:
+        """Decide whether the connection stays, and return what the head says of that."""
+        connection = self._connection
+        if not self.received and not self.streamed:
+            # An answer before the end of the request: what is left of it cannot be told apart.
+            self.keep_alive = False
+        if connection.answering is not OPEN and connection.queue and connection.queue[-1] is self:
+            self.keep_alive = False  # those behind it, if there were any, would be lost
+        if not self.keep_alive:
+            return b"connection: close\r\n"
+        return b"" if self.modern else b"connection: keep-alive\r\n"
 
     def lost(self) -> None:
         """End the exchange, because its connection is gone."""

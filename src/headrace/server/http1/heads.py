@@ -6,6 +6,10 @@ means, and the header lines as a layout, in which the values that differ from re
 (lengths, keys, sequences, trace ids) are holes.  No value of a hole is kept, so no key is.  Whether
 a request is let in is not remembered at all: that is asked each time (`access.py`).
 
+A head that holds nothing but steady values is remembered as a whole, too (`KnownHead`): a client
+that repeats a request costs one lookup of its head.  With it is kept what handlers know of such
+requests before they see a body.
+
 Only this file decides which heads may be taken that way; everything else goes through the parser.
 A full table drops what it has held longest.
 """
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 LINES_MAX: Final = 16_384
 LINE_BYTES_MAX: Final = 512
 LAYOUTS_MAX: Final = 1_024
+WHOLE_HEADS_MAX: Final = 8_192
+WHOLE_HEAD_BYTES_MAX: Final = 1_024
 HEAD_BYTES_MAX: Final = 4 * 1024
 VALUE_BYTES_MAX: Final = 512
 LENGTH_DIGITS_MAX: Final = 7
@@ -70,10 +76,22 @@ class Taken(NamedTuple):
     end: int  # of the request in what was read
 
 
+class KnownHead:
+    """A whole head: what a request with it is, and what its handler knows of such requests."""
+
+    __slots__ = ("headers", "length", "memo", "target")
+
+    def __init__(self, target: RequestTarget, headers: dict[bytes, bytes], length: int) -> None:
+        self.target = target
+        self.headers = headers
+        self.length = length  # of the body
+        self.memo: dict[object, object] = {}  # see `Exchange.memo`
+
+
 class HeadLayout:
     """The header lines of a head around the values that differ."""
 
-    __slots__ = ("_first", "_holes", "_length_at", "_names", "_steady")
+    __slots__ = ("_first", "_holes", "_length_at", "_names", "_steady", "is_steady")
 
     def __init__(
         self, pieces: list[bytes], names: list[bytes], headers: Mapping[bytes, bytes]
@@ -84,6 +102,8 @@ class HeadLayout:
         self._holes = [(piece, len(piece)) for piece in pieces[1:]]
         self._length_at = names.index(_LENGTH) if _LENGTH in names else -1
         self._steady = {name: value for name, value in headers.items() if name not in VARYING}
+        # Nothing but the length differs, so that the whole head may be remembered.
+        self.is_steady = names in ([], [_LENGTH])
 
     def take(self, data: bytes, at: int) -> tuple[dict[bytes, bytes], int, int] | None:
         """Headers, where the body begins, and its length; None if another head begins at `at`."""
@@ -117,10 +137,12 @@ class KnownHeads:
     def __init__(self) -> None:
         self._lines: FifoMap[bytes, RequestTarget] = FifoMap(LINES_MAX)
         self._layouts: FifoMap[bytes, HeadLayout] = FifoMap(LAYOUTS_MAX)
+        # By all bytes of the head: a reader looks here first.
+        self.whole: FifoMap[bytes, KnownHead] = FifoMap(WHOLE_HEADS_MAX)
 
     def __len__(self) -> int:
-        """How many lines and layouts are remembered."""
-        return len(self._lines) + len(self._layouts)
+        """How many lines, layouts and whole heads are remembered."""
+        return len(self._lines) + len(self._layouts) + len(self.whole)
 
     def take(self, data: bytes, at: int, layout: HeadLayout | None) -> Taken | None:
         """The request that is at this place of what was read, if it is whole and known.
@@ -140,6 +162,8 @@ class KnownHeads:
         end = start + length
         if end > len(data):
             return None
+        if layout.is_steady and not at and start <= WHOLE_HEAD_BYTES_MAX:
+            self.whole.put(data[:start], KnownHead(target, headers, length))
         return Taken(target, headers, data[start:end], end)
 
     def layout_of(self, data: bytes, at: int) -> HeadLayout | None:

@@ -19,7 +19,12 @@ from headrace.core.error_frames import without_frames
 from headrace.core.errors import HeadraceError, Internal, InvalidRequest, OutOfResources
 from headrace.server.app import App, RequestTarget
 from headrace.server.http1.answer import Http1Exchange
-from headrace.server.http1.heads import ATTEMPTS_MAX, HeadLayout, KnownHeads
+from headrace.server.http1.heads import (
+    ATTEMPTS_MAX,
+    WHOLE_HEAD_BYTES_MAX,
+    HeadLayout,
+    KnownHeads,
+)
 from headrace.server.http1.states import (
     HEAD_COMPLETE,
     IDLE,
@@ -97,6 +102,27 @@ class RequestReader(asyncio.Protocol):
 
     def _take(self, data: bytes) -> None:
         """Read requests, or parts of them, behind the end of the last one."""
+        start = data.find(b"\r\n\r\n", 0, WHOLE_HEAD_BYTES_MAX) + 4
+        known = self._heads.whole.get(data[:start])
+        if (
+            known is None
+            or len(data) - start != known.length
+            or known.length > self._body_bytes_max
+            or self._nothing_follows
+        ):
+            self._take_some(data)
+            return
+        # All of it is here, and nothing follows.
+        self._attempts = 0
+        exchange = self._new_exchange(known.target, known.headers)
+        exchange.body = data[start:]
+        exchange.received = True
+        exchange.memo = known.memo
+        self.queue.append(exchange)
+        self._hand_over()
+
+    def _take_some(self, data: bytes) -> None:
+        """Take requests whose heads are known in parts, and parse what is left."""
         heads, at, size = self._heads, 0, len(data)
         while at < size and self.reading is IDLE and not self._nothing_follows:
             taken = heads.take(data, at, self._layout)

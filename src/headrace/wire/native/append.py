@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -17,13 +17,13 @@ from headrace.api.records import AppendBody, Draft
 from headrace.core.errors import Forbidden, InvalidRequest, OutOfResources
 from headrace.core.limits import own_topic_prefix
 from headrace.core.settings import Settings
-from headrace.engine.appending.admission import PLAIN, Append, check_batch
-from headrace.engine.appending.pending_append import Appended, PendingAppend
+from headrace.engine.appending.admission import PLAIN, Append, Records, check_batch
+from headrace.engine.appending.pending_append import Appended, PendingAppend, Times
 from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.engine import Engine
 from headrace.engine.topics.config import FSYNC
 from headrace.metrics.requests import Metrics
-from headrace.storage.block import AnyBatch, Batch, single
+from headrace.storage.block import AnyBatch, Batch
 from headrace.wire.bodies import check_json_type, decode_json
 from headrace.wire.exchange import ARROW_STREAM, JSON, Exchange
 from headrace.wire.native.answers import encode
@@ -48,6 +48,14 @@ _PRODUCER_HEADERS: Final = (b"producer-id", b"producer-epoch", b"producer-seq")
 _CONDITION_HEADERS: Final = frozenset((b"idempotency-key", *_PRODUCER_HEADERS))
 
 
+class _Head(NamedTuple):
+    """What the head of an append says."""
+
+    conditional: bool  # its headers have conditions
+    with_seqs: bool
+    begins: str  # the answer, up to the name
+
+
 class AppendApi:
     """Appends in one vocabulary."""
 
@@ -58,7 +66,9 @@ class AppendApi:
         self._settings = settings
         self._metrics = metrics
         self._vocabulary = vocabulary
+        self._noun = vocabulary.noun
         self._topics = engine.topics_by_name
+        self._runtime = engine.runtime
         self._now_ns = engine.runtime.clock.monotonic_ns
 
     def append(self, exchange: Exchange) -> None:
@@ -84,16 +94,18 @@ class AppendApi:
 
     def _asked(self, exchange: Exchange) -> PendingAppend | None:
         """What a request asks for; None of columns, which are decoded elsewhere first."""
-        headers = exchange.headers
-        if headers.get(b"content-type") != JSON:
-            if headers.get(b"content-type", b"").startswith(ARROW_STREAM):
+        memo = exchange.memo
+        head = None if memo is None else memo.get(self)
+        if head is None:
+            head = self._head_of(exchange)
+            if head is None:
                 self._append_arrow(exchange)
                 return None
-            check_json_type(exchange)
+        assert type(head) is _Head
         body = decode_json(exchange.body, _DECODER)
         name = exchange.params[0]
         how = PLAIN
-        if not is_plain(body) or not _CONDITION_HEADERS.isdisjoint(headers):
+        if head.conditional or not is_plain(body):
             how = self._conditions(exchange, body, name)
         try:
             batch = self.batch_of(body)
@@ -103,8 +115,25 @@ class AppendApi:
             self.check_new(name, batch, how)
         elif name[0] == own_topic_prefix:
             check_not_own(name)
+        return PendingAppend(self._runtime, name, batch, how, (exchange, head))
+
+    def _head_of(self, exchange: Exchange) -> _Head | None:
+        """What the head of a request says, kept with it; None: the body has columns."""
+        headers = exchange.headers
+        if headers.get(b"content-type") != JSON:
+            if headers.get(b"content-type", b"").startswith(ARROW_STREAM):
+                return None
+            check_json_type(exchange)
         with_seqs = not exchange.query or flag(query_of(exchange), "return_seqs", True)
-        return PendingAppend(self._engine.runtime, name, batch, how, (exchange, with_seqs))
+        conditional = not _CONDITION_HEADERS.isdisjoint(headers)
+        head = _Head(conditional, with_seqs, self._begins(exchange))
+        if exchange.memo is not None:
+            exchange.memo[self] = head
+        return head
+
+    def _begins(self, exchange: Exchange) -> str:
+        """What the answer begins with, up to the name of the topic."""
+        return f'{{"{self._noun}":{encode(exchange.params[0]).decode()}'
 
     def _append_arrow(self, exchange: Exchange) -> None:
         from headrace.wire.native.arrow import decode_append, when_done
@@ -132,8 +161,8 @@ class AppendApi:
             self.check_new(name, batch, how)
         elif name[0] == own_topic_prefix:
             check_not_own(name)
-        caller = exchange, flag(query, "return_seqs", False)
-        pending = PendingAppend(self._engine.runtime, name, batch, how, caller)
+        head = _Head(how is not PLAIN, flag(query, "return_seqs", False), self._begins(exchange))
+        pending = PendingAppend(self._runtime, name, batch, how, (exchange, head))
         self._engine.append_all([pending], self._answer)
 
     # What was asked for
@@ -176,7 +205,7 @@ class AppendApi:
                 detail={"topic": name},
             )
 
-    def check_new(self, name: str, batch: AnyBatch, how: Append) -> None:
+    def check_new(self, name: str, batch: Records, how: Append) -> None:
         """Refuse a bad name where it would be created, after anything that is wrong with a batch.
 
         The engine checks the batch again; that is paid once in the life of a topic.
@@ -186,13 +215,14 @@ class AppendApi:
         if auto if how.create is None else how.create:
             check_new_name(name)
 
-    def batch_of(self, body: AppendBody) -> Batch:
-        """The columns of the records."""
+    def batch_of(self, body: AppendBody) -> Records:
+        """The columns of the records, or the only one as it came."""
         records = body.records
         if len(records) == 1:
             record = records[0]
-            if record.tag is None and record.node is None and not record.meta:
-                return single(record.data, body.node)
+            if record.tag is None and record.node is None and body.node is None and not record.meta:
+                data: msgspec.Raw = record.data
+                return data
         return self._columns(records, body.node)
 
     def _columns(self, records: list[Draft], node: str | None) -> Batch:
@@ -232,62 +262,99 @@ class AppendApi:
 
     def _answer(self, appends: Sequence[PendingAppend]) -> None:
         """Answer the requests of appends that are done."""
+        counted: dict[str, list[tuple[int, int, int]]] = {}
+        now_ns = self._now_ns()
+        said: _Said | None = None
         for pending in appends:
-            exchange, with_seqs = pending.caller
+            exchange, head = pending.caller
             if exchange.answered:
                 continue
             if pending.error is not None:
                 exchange.fail(pending.error)
-            else:
-                self._acknowledge(exchange, with_seqs, pending.result())
-
-    def _acknowledge(self, exchange: Exchange, with_seqs: bool, done: Appended) -> None:
-        try:
-            topic = self._topics.get(done.topic)
-            durability = None if topic is None else topic.config.durability
-            ns = self._now_ns() - exchange.started_ns
-            total, wal, fsync = _ms(ns), _ms(done.write_ns), "0.0"
-            if durability == FSYNC and done.sync_ns:
-                fsync = _ms(done.sync_ns)
-            waited = waited_timing = ""
-            if done.throttle_ns:
-                waited = f',"throttle_wait_ms":{_ms(done.throttle_ns)}'
-                waited_timing = f", throttle_wait;dur={_ms(done.throttle_ns)}"
-            name = encode(done.topic).decode()
-            body = (
-                f'{{"{self._vocabulary.noun}":{name}{_given(done, with_seqs)},'
-                f'"created":{"true" if done.created else "false"},'
-                f'"deduped":{"true" if done.deduped else "false"},"epoch":{done.epoch},'
-                f'"performance":{{"server_total_ms":{total},"wal_append_ms":{wal},'
-                f'"fsync_ms":{fsync}{waited}}}}}'
-            ).encode()
-            timing = f"total;dur={total}, wal_append;dur={wal}, fsync;dur={fsync}{waited_timing}"
-            status = 201 if done.created else 200
-            size = len(exchange.body)
-            exchange.answer(status, body, JSON, ((b"server-timing", timing.encode()),))
-            if durability is not None and not done.deduped:
-                self._metrics.appended(durability, "native", done.count or 0, size, ns)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the client hears of it
-            exchange.fail(failure)
+                continue
+            try:
+                topic = self._topics.get(pending.name)
+                durability = None if topic is None else topic.config.durability
+                if said is None or said.times is not pending.times or said.of != durability:
+                    said = _said(pending.times, durability)
+                ns, size = now_ns - exchange.started_ns, len(exchange.body)
+                us = ns // 1000
+                total = _MS[us] if us < _MS_COUNT else f"{ns / 1e6:.3f}"
+                body = f"{head.begins}{_given(pending, head.with_seqs)}{total}{said.body}"
+                timing = f"total;dur={total}{said.timing}"
+                exchange.answer(
+                    201 if pending.created else 200,
+                    body.encode(),
+                    JSON,
+                    ((b"server-timing", timing.encode()),),
+                )
+                if durability is not None and not pending.repeats:
+                    count = 1 if pending.block is None else pending.block.count
+                    counted.setdefault(durability, []).append((count, size, ns))
+            except Exception as failure:  # noqa: BLE001 - whatever it is, the client hears of it
+                exchange.fail(failure)
+        for kind, counts in counted.items():
+            self._metrics.appended_all(kind, "native", counts)
 
 
-def _given(done: Appended, with_seqs: bool) -> str:
-    """The part of an answer that says what the records were given, and the head."""
+class _Said(NamedTuple):
+    """What all answers to one commit end with: how long the log took."""
+
+    times: Times
+    of: str | None  # the class of the topic
+    body: str
+    timing: str
+
+
+def _said(times: Times, durability: str | None) -> _Said:
+    wal = _ms(times.write_ns)
+    fsync = _ms(times.sync_ns) if durability == FSYNC and times.sync_ns else "0.0"
+    waited = waited_timing = ""
+    if times.window_ns:
+        waited = f',"throttle_wait_ms":{_ms(times.window_ns)}'
+        waited_timing = f", throttle_wait;dur={_ms(times.window_ns)}"
+    body = f',"wal_append_ms":{wal},"fsync_ms":{fsync}{waited}}}}}'
+    timing = f", wal_append;dur={wal}, fsync;dur={fsync}{waited_timing}"
+    return _Said(times, durability, body, timing)
+
+
+def _given(pending: PendingAppend, with_seqs: bool) -> str:
+    """The part of an answer that says what the records were given, up to the time it took."""
+    topic, block = pending.topic, pending.block
+    if topic is None or block is None or pending.repeats:
+        return _given_before(pending.result(), with_seqs)
+    first, last = block.first_seq, pending.head
+    seqs = _seqs(first, last) if with_seqs else ""
+    return (
+        f',"first_seq":{first},"last_seq":{last}{seqs},"head_seq":{last},"count":{block.count},'
+        f'"created":{"true" if pending.created else "false"},"deduped":false,'
+        f'"epoch":{topic.epoch},"performance":{{"server_total_ms":'
+    )
+
+
+def _given_before(done: Appended, with_seqs: bool) -> str:
+    """The same of an append that had been stored before."""
     first, last = done.first_seq, done.last_seq
     if first is None or last is None:  # a producer's repeat whose seqs are forgotten
         given = f',"head_seq":{done.head_seq}'
     else:
-        seqs = ""
-        if with_seqs:
-            listed = f"[{first}]" if first == last else encode([*range(first, last + 1)]).decode()
-            seqs = f',"seqs":{listed}'
+        seqs = _seqs(first, last) if with_seqs else ""
         given = (
             f',"first_seq":{first},"last_seq":{last}{seqs},"head_seq":{done.head_seq},'
             f'"count":{done.count}'
         )
-    if done.producer_sequence is None:
-        return given
-    return f'{given},"producer_seq":{done.producer_sequence}'
+    if done.producer_sequence is not None:
+        given += f',"producer_seq":{done.producer_sequence}'
+    return (
+        f'{given},"created":false,"deduped":true,"epoch":{done.epoch},'
+        '"performance":{"server_total_ms":'
+    )
+
+
+def _seqs(first: int, last: int) -> str:
+    """The seqs that an append was given."""
+    listed = f"[{first}]" if first == last else encode([*range(first, last + 1)]).decode()
+    return f',"seqs":{listed}'
 
 
 def _ms(ns: int) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.settings import Settings
 from headrace.server.http1 import heads as http1_heads
+from headrace.server.http1.answer import Http1Exchange
 from headrace.server.http1.connection import Http1Connection
-from headrace.server.http1.heads import HeadLayout, KnownHeads, Taken
+from headrace.server.http1.heads import HeadLayout, KnownHeads
 from headrace.wire.exchange import Exchange
 from headrace.wire.routes import Route
 from tests.support.memory_transport import MemoryTransport
@@ -53,15 +55,21 @@ def served() -> Iterator[Served]:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Notes each request that was taken without the parser."""
     found: list[bool] = []
-    take = KnownHeads.take
+    make, parsed = Http1Connection._new_exchange, Http1Connection.on_headers_complete
 
-    def noted(self: KnownHeads, data: bytes, at: int, layout: HeadLayout | None) -> Taken | None:
-        result = take(self, data, at, layout)
-        if result is not None:
-            found.append(True)
-        return result
+    def made(self: Http1Connection, *arguments: Any) -> Http1Exchange:
+        found.append(True)
+        return make(self, *arguments)
 
-    monkeypatch.setattr(http1_heads.KnownHeads, "take", noted)
+    def without_parsed(self: Http1Connection) -> None:
+        before = len(found)
+        try:
+            parsed(self)
+        finally:
+            del found[before:]
+
+    monkeypatch.setattr(Http1Connection, "_new_exchange", made)
+    monkeypatch.setattr(Http1Connection, "on_headers_complete", without_parsed)
     return found
 
 
