@@ -135,6 +135,8 @@ def compare(options: argparse.Namespace, parent: str) -> int:
     if options.quick:
         print("quick: one short round, too little for the figures to mean anything")
     print(f"\n{peers.EXPLAINED}\n\n{peers.table(rows, options.markdown)}")
+    if names := peers.limited(rows):
+        print(f"\nthe generator was at its limit, so that rates may be its own: {', '.join(names)}")
     if judgements:
         text = peers.goals_table(judgements, options.markdown)
         print(f"\n{peers.GOALS_EXPLAINED}\n\n{text}")

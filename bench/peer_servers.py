@@ -1,8 +1,8 @@
 """Redis, NATS, the servers of Durable Streams in Node and in Rust, S2: installed, started, stopped.
 
 Everything comes from the ordinary registries (Debian's, npm's, PyPI, crates.io), listens on
-127.0.0.1 only and keeps its data in a directory of ours that is removed afterwards.  What cannot be
-had here is left out of the table, with the reason.
+127.0.0.1 only (but S2, which knows no address but all of them) and keeps its data in a directory of
+ours that is removed afterwards.  What cannot be had here is left out of the table, with the reason.
 """
 
 from __future__ import annotations
