@@ -73,7 +73,7 @@ class Http(Wire):
             return self.missing == 0
         if self.rest or size == 0:
             return self._slowly(bytes(buffer[:size]))
-        if buffer.startswith(NO_CONTENT) and buffer.find(b"\r\n\r\n", 0, size) == size - 4:
+        if buffer.startswith(NO_CONTENT) and buffer.find(b"\r\n\r\n", 0, size) == size - 4 > 0:
             return 1
         head_end = buffer.find(b"\r\n\r\n", 0, size)
         length_at = buffer.find(b"ontent-", 0, head_end)
