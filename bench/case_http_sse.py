@@ -51,4 +51,5 @@ def deliveries(
         "cpu": cpu * 1e6 / max(appends * watchers, 1),
         "writer_p50": writer["p50"],
         "writer_p99": writer["p99"],
+        "writer_rate": writer["rate"],
     }

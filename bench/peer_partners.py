@@ -119,7 +119,7 @@ def watchers(
             port, pids[0], connections, plan["watch"], WATCH_RATE, appends, TIMED_WATCHERS
         )
         report = {
-            "rate": WATCH_RATE * connections,
+            "rate": found["writer_rate"] * connections,
             "cpu": found["cpu"],
             "p50": found["p50"] * 1e3,
             "p99": found["p99"] * 1e3,

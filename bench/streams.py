@@ -217,7 +217,7 @@ def watch(port: int, topics: list[str], appends: int, kind: str = "sse", timed: 
 
 
 def write(port: int, topic: str, rate: float, appends: int, kind: str = "sse") -> dict[str, float]:
-    """A step: appends at even intervals, each with its time; the writer's own latencies."""
+    """A step: appends at even intervals, each with its time; its latencies, its pace."""
     wire = Http(port, b"")
     buffer = bytearray(1 << 16)
     latencies = array("d")
@@ -235,4 +235,4 @@ def write(port: int, topic: str, rate: float, appends: int, kind: str = "sse") -
             pass
         latencies.append((time.monotonic_ns() - sent) / 1e9)
     wire.close()
-    return described(latencies)
+    return {**described(latencies), "rate": appends / (time.monotonic() - started)}
