@@ -29,17 +29,27 @@ def run(directory: str, quick: bool) -> dict[str, Measured]:
 def delivered(server: Served, watchers: int, kind: str, quick: bool) -> dict[str, float]:
     """One writer and `watchers` of its topic; milliseconds, and CPU per delivery in µs."""
     appends = 10 if quick else APPENDS
-    arguments = {"port": server.port, "topics": ["orders"] * watchers, "kind": kind}
+    return deliveries(server.port, server.pid, watchers, kind, RATE, appends)
+
+
+def deliveries(
+    port: int, pid: int, watchers: int, kind: str, rate: float, appends: int, timed: int = 0
+) -> dict[str, float]:
+    """The same at any rate; with `timed`, only so many of the watchers are timed."""
+    arguments = {"port": port, "topics": ["orders"] * watchers, "kind": kind, "timed": timed}
     with Partner("streams:watch", appends=appends, **arguments) as partner:
         partner.ask()
-        cpu = cpu_seconds([server.pid])
-        writer = step("streams:write", port=server.port, topic="orders", rate=RATE, appends=appends)
+        cpu = cpu_seconds([pid])
+        writer = step(
+            "streams:write", port=port, topic="orders", rate=rate, appends=appends, kind=kind
+        )
         found = partner.ask()
-        cpu = cpu_seconds([server.pid]) - cpu
+        cpu = cpu_seconds([pid]) - cpu
     return {
         "p50": found["p50"],
         "p99": found["p99"],
-        "cpu": cpu * 1e6 / max(found["count"], 1),
+        "cpu": cpu * 1e6 / max(appends * watchers, 1),
         "writer_p50": writer["p50"],
         "writer_p99": writer["p99"],
+        "writer_rate": writer["rate"],
     }

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import measure, peers
+from bench import measure, peer_goals, peers
 from bench.figures import CASES, FIGURES
 from bench.goals import Figure
 
@@ -31,7 +31,7 @@ def main() -> int:
     options = parse()
     if options.step:
         return measure.run_step(*options.step)
-    trouble = trouble_of(options.names, peers.CASES if options.peers else CASES)
+    trouble = trouble_of(options.names, peers.CHOICES if options.peers else CASES)
     if trouble:
         print(trouble, file=sys.stderr)
         return 2
@@ -71,7 +71,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--markdown", action="store_true", help="a table for docs/internals")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, only to see that it runs")
     parser.add_argument(
-        "--peers", action="store_true", help="ours beside Redis, NATS and others; cases choose rows"
+        "--peers",
+        action="store_true",
+        help="ours beside other servers, and the goals beside them;"
+        f" which cases (goals): {', '.join(peers.CHOICES)}",
+    )
+    parser.add_argument(
+        "--no-install", action="store_true", help="--peers with those that are installed already"
     )
     parser.add_argument("--minutes", type=float, default=10.0, help="how long http_soak runs (10)")
     parser.add_argument("--wrk", action="store_true", help="http_append with wrk as the generator")
@@ -104,20 +110,36 @@ def has_spark() -> bool:
 
 
 def compare(options: argparse.Namespace, parent: str) -> int:
-    """Other servers beside ours."""
+    """Other servers beside ours, and the goals beside them."""
     about = machine(parent)
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    rows = peers.run(parent, options.quick, say, options.names)
+    rows = peers.run(parent, options.quick, say, options.names, not options.no_install)
+    judgements = peer_goals.judged(rows)
+    load_after = round(os.getloadavg()[0], 2)
     if options.json:
-        report = {"machine": about, "quick": options.quick, "peers": rows}
+        report = {
+            "machine": about,
+            "load_after": load_after,
+            "quick": options.quick,
+            "cases": peers.chosen(options.names),
+            "peers": rows,
+            "goals": judgements,
+        }
         print(json.dumps(report, indent=2, ensure_ascii=False))
-    else:
-        print(describe(about))
-        print(peers.EXPLAINED)
-        print(peers.table(rows, options.markdown))
+        return 0
+    print(describe(about))
+    print(f"load {load_after} after the last case")
+    if options.quick:
+        print("quick: one short round, too little for the figures to mean anything")
+    print(f"\n{peers.EXPLAINED}\n\n{peers.table(rows, options.markdown)}")
+    if names := peers.limited(rows):
+        print(f"\nthe generator was at its limit, so that rates may be its own: {', '.join(names)}")
+    if judgements:
+        text = peers.goals_table(judgements, options.markdown)
+        print(f"\n{peers.GOALS_EXPLAINED}\n\n{text}")
     return 0
 
 

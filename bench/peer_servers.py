@@ -1,21 +1,23 @@
-"""Redis, NATS and the Node reference server of Durable Streams: installed, started, stopped.
+"""Redis, NATS, the servers of Durable Streams in Node and in Rust, S2: installed, started, stopped.
 
-Everything comes from the ordinary registries (Debian's, npm's, PyPI), listens on 127.0.0.1 only and
-keeps its data in a directory of ours that is removed afterwards.  What cannot be had here is left
-out of the table, with the reason.
+Everything comes from the ordinary registries (Debian's, npm's, PyPI, crates.io), listens on
+127.0.0.1 only (but S2, which knows no address but all of them) and keeps its data in a directory of
+ours that is removed afterwards.  What cannot be had here is left out of the table, with the reason.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from bench.peer_builds import CRATES, cache, cargo_install
 from bench.served import Served, ServerFailed, free_port, started
 from bench.wires import HOST, document
 from bench.wires_peers import Nats
@@ -26,7 +28,11 @@ MORE_PATH = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 PROGRAMS = {"redis": "redis-server", "nats": "nats-server"}
 PACKAGE = "@durable-streams/server"
 PYTHON_PACKAGES = ("dramatiq", "redis")
-STREAM_PATH = "/v1/stream/orders"
+STREAM = "/v1/stream/{}"
+STREAM_PATH = STREAM.format("orders")
+BASIN = "bench-basin"
+BASIN_HEADERS = {"Content-Type": "application/json", "s2-basin": BASIN}
+S2_RECORDS = "/v1/streams/t{}/records"
 STREAM_RECORD = document().decode()
 
 
@@ -39,23 +45,46 @@ def program(name: str) -> str | None:
     return shutil.which(name, path=path)
 
 
-def cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base, "headrace-bench")
-
-
-def install(say: Callable[[str], None]) -> dict[str, str]:
-    """Install what is missing; for each server that is still missing, why."""
+def install(
+    say: Callable[[str], None], kinds: Collection[str], allowed: bool = True
+) -> dict[str, str]:
+    """Install what is missing of the servers that are asked for; for those still missing, why."""
     missing = {}
-    for kind, name in PROGRAMS.items():
-        problem = None if program(name) else apt_install(name, say)
+    for kind in kinds:
+        if is_installed(kind):
+            continue
+        problem = install_one(kind, say) if allowed else "it is not installed"
         if problem:
             missing[kind] = problem
-    for kind, install_it in (("durable-streams", npm_install), ("dramatiq", pip_install)):
-        problem = install_it(say)
-        if problem:
-            missing[kind] = problem
+            say(f"{kind} is skipped: {problem}")
     return missing
+
+
+def install_one(kind: str, say: Callable[[str], None]) -> str | None:
+    """The reason, if it did not work."""
+    if kind in CRATES:
+        return cargo_install(CRATES[kind], say)
+    if kind in PROGRAMS:
+        name = PROGRAMS[kind]
+        return None if program(name) else apt_install(name, say)
+    if kind == "durable-streams-node":
+        return npm_install(say)
+    if kind == "dramatiq":
+        return install_one("redis", say) or pip_install(say)
+    return None  # ours
+
+
+def is_installed(kind: str) -> bool:
+    """Whether rows of this kind can run now, without anything being installed."""
+    if kind in CRATES:
+        return CRATES[kind].path.exists()
+    if kind in PROGRAMS:
+        return program(PROGRAMS[kind]) is not None
+    if kind == "durable-streams-node":
+        return has_durable_streams()
+    if kind == "dramatiq":
+        return is_installed("redis") and has_dramatiq()
+    return True
 
 
 def apt_install(package: str, say: Callable[[str], None]) -> str | None:
@@ -195,13 +224,42 @@ def durable_streams(directory: str, stored: bool) -> Iterator[Served]:
         yield server
 
 
-def put_stream(port: int) -> None:
-    import http.client
+@contextlib.contextmanager
+def durable_streams_rust(directory: str, durability: str, names: list[str]) -> Iterator[Served]:
+    """The server in Rust with JSON streams; `durability` is its own: memory, or wal."""
+    port = free_port()
+    command = [str(CRATES["durable-streams-rust"].path), "--host", HOST, "--port", str(port)]
+    command += ["--durability", durability, "--data-dir", f"{directory}/streams"]
+    with started(command, port, directory) as server:
+        for name in names:
+            put(port, STREAM.format(name), {"Content-Type": "application/json"})
+        yield server
 
+
+@contextlib.contextmanager
+def s2_lite(directory: str, stored: bool, streams: int) -> Iterator[Served]:
+    """`s2 lite`, in memory or on files that it syncs, with the streams t0, t1, ..."""
+    port = free_port()
+    command = [str(CRATES["s2-lite"].path), "lite", "--port", str(port)]
+    if stored:
+        Path(directory, "root").mkdir(parents=True, exist_ok=True)
+        command += ["--local-root", f"{directory}/root"]
+    with started(command, port, directory) as server:
+        put(port, f"/v1/basins/{BASIN}", {})
+        for number in range(streams):
+            put(port, f"/v1/streams/t{number}", {"s2-basin": BASIN})
+        yield server
+
+
+def put_stream(port: int) -> None:
+    put(port, STREAM_PATH, {"Content-Type": "application/json"})
+
+
+def put(port: int, path: str, headers: dict[str, str]) -> None:
     connection = http.client.HTTPConnection(HOST, port, timeout=10)
-    connection.request("PUT", STREAM_PATH, headers={"Content-Type": "application/json"})
+    connection.request("PUT", path, headers=headers)
     answer = connection.getresponse()
     text = answer.read()
     connection.close()
     if answer.status not in (200, 201):
-        raise ServerFailed(f"PUT {STREAM_PATH}: {answer.status} {text[:200]!r}")
+        raise ServerFailed(f"PUT {path}: {answer.status} {text[:200]!r}")

@@ -40,9 +40,11 @@ REQUESTS: dict[str, Any] = {
 # Everything else.
 WIRES: dict[str, Any] = {
     "appends": wires.HttpAppends,
+    "http_turns": wires.HttpTurns,
     "h2_append": wires_streams.Http2Append,
     "ws_publish": wires_streams.WebSocketPublish,
     "redis_xadd": wires_peers.RedisAppend,
+    "redis_xadds": wires_peers.RedisAppends,
     "redis_xread": wires_peers.RedisRead,
     "nats_publish": wires_peers.NatsPublish,
 }

@@ -11,10 +11,12 @@ import json
 import re
 import socket
 from collections import deque
+from functools import cache
 
 HOST = "127.0.0.1"
 CONNECT_SECONDS = 10.0
 DATA_BYTES = 256
+NO_CONTENT = b"HTTP/1.1 204"
 
 
 class BadAnswer(Exception):
@@ -71,6 +73,8 @@ class Http(Wire):
             return self.missing == 0
         if self.rest or size == 0:
             return self._slowly(bytes(buffer[:size]))
+        if buffer.startswith(NO_CONTENT) and buffer.find(b"\r\n\r\n", 0, size) == size - 4 > 0:
+            return 1
         head_end = buffer.find(b"\r\n\r\n", 0, size)
         length_at = buffer.find(b"ontent-", 0, head_end)
         while length_at > 0 and buffer[length_at + 8 : length_at + 13] != b"ngth:":
@@ -100,6 +104,37 @@ class Http(Wire):
         self.missing = (int(length[1]) if length else 0) - len(body)
         assert self.missing >= 0
         return self.missing == 0
+
+
+class HttpTurns(Http):
+    """The same body to one path after another, `{}` in the path being the number of a topic.
+
+    Every request is made before the first is sent, whoever the server is.
+    """
+
+    _connections = 0
+
+    def __init__(
+        self, port: int, path: str, topics: int, body: str, headers: dict[str, str]
+    ) -> None:
+        self._requests = _turns(path, topics, body, tuple(headers.items()))
+        # Connections are not to meet at the same topic again and again.
+        self._turn = HttpTurns._connections * 7
+        HttpTurns._connections += 1
+        super().__init__(port, b"")
+
+    def send_next(self) -> None:
+        self._turn += 1
+        self.socket.sendall(self._requests[self._turn % len(self._requests)])
+
+
+@cache
+def _turns(path: str, topics: int, body: str, headers: tuple[tuple[str, str], ...]) -> list[bytes]:
+    """The requests of all connections."""
+    return [
+        http_request("POST", path.format(number), body.encode(), dict(headers))
+        for number in range(topics)
+    ]
 
 
 class HttpAppends(Http):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
 
 from bench.wires import BadAnswer, Wire, document
@@ -31,6 +32,28 @@ class RedisAppend(Wire):
         done = data.count(b"\r\n") == 2 and data.endswith(b"\r\n")
         self.rest = b"" if done else data
         return done
+
+
+class RedisAppends(RedisAppend):
+    """XADD to one stream after another."""
+
+    _connections = 0
+
+    def __init__(self, port: int, topics: int) -> None:
+        self.commands = xadds(topics)
+        # Connections are not to meet at the same stream again and again.
+        self.turn = RedisAppends._connections * 7
+        RedisAppends._connections += 1
+        super().__init__(port, "")
+
+    def send_next(self) -> None:
+        self.turn += 1
+        self.socket.sendall(self.commands[self.turn % len(self.commands)])
+
+
+@cache
+def xadds(topics: int) -> list[bytes]:
+    return [command(b"XADD", b"t%d" % n, b"*", b"data", document()) for n in range(topics)]
 
 
 class RedisRead(Wire):

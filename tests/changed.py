@@ -28,7 +28,12 @@ OTHERS = {
     "docs/": ("tests/test_docs.py",),
     "README.md": ("tests/test_docs.py",),
     "ops/": ("tests/test_docs.py",),
-    "bench/": ("tests/test_bench.py", "tests/test_bench_load.py"),
+    "bench/": (
+        "tests/test_bench.py",
+        "tests/test_bench_load.py",
+        "tests/test_bench_jobs.py",
+        "tests/test_bench_peers.py",
+    ),
     "tests/mutants/": ("tests/regressions/test_seeded_bugs.py",),
     "pyproject.toml": ("tests/test_run.py", "tests/test_exports.py"),
 }

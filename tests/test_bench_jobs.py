@@ -12,7 +12,7 @@ import pytest
 from tests.support.checkout import ROOT
 
 sys.path.insert(0, str(ROOT))
-from bench import command, jobs_peers, peers, wires
+from bench import command, jobs_peers, peer_loads, peers, wires
 from bench.jobs_wires import Claim, JobWire, Produce, Work
 
 BUFFER = bytearray(1 << 16)
@@ -234,7 +234,7 @@ def test_only_jobs_that_were_all_done_once_make_a_figure(claimed: list[bytes], d
 
 
 def test_rows_of_peers_are_chosen_by_case() -> None:
-    assert command.trouble_of(["http_queue"], peers.CASES) == ""
-    assert "http_queue" in command.trouble_of(["append"], peers.CASES)
-    chosen: list[Any] = [load for load in peers.LOADS if load.case == "http_queue"]
+    assert command.trouble_of(["http_queue"], peers.CHOICES) == ""
+    assert "http_queue" in command.trouble_of(["append"], peers.CHOICES)
+    chosen: list[Any] = [load for load in peer_loads.LOADS if load.case == "http_queue"]
     assert {load.versus for load in chosen} <= {load.name for load in chosen}

@@ -18,7 +18,7 @@ import pytest
 from tests.support.checkout import ROOT
 
 sys.path.insert(0, str(ROOT))
-from bench import peer_servers, peers, wires, wires_peers, wires_streams
+from bench import peer_loads, peer_servers, peers, wires, wires_peers, wires_streams
 from bench.load import Generator
 from bench.served import ServerFailed, free_port, started
 
@@ -170,16 +170,23 @@ def test_the_table_has_ratios_and_says_what_is_missing() -> None:
         assert "not measured: no apt-get" in text
 
 
-@pytest.mark.parametrize("load", peers.LOADS, ids=lambda load: load.name)
-def test_every_peer_that_is_installed_answers(load: peers.Load) -> None:
-    kind = load.name.partition(" ")[0]
-    needs = peer_servers.PROGRAMS.get("redis" if kind == "dramatiq" else kind)
-    if needs and not peer_servers.program(needs):
-        pytest.skip(f"{needs} is not installed")
-    if kind == "dramatiq" and not peer_servers.has_dramatiq():
-        pytest.skip("dramatiq is not installed")
-    if kind == "durable-streams" and not peer_servers.has_durable_streams():
-        pytest.skip(f"{peer_servers.PACKAGE} is not installed")
+# Those of other cases take long together; one of each kind of partner runs always.
+QUICK = ("http_append", "http_diff", "http_queue", "fsync")
+QUICK_ROWS = (peer_loads.TOPICS_DISK, "headrace sse 1")
+
+
+def rows_of_peers() -> list[object]:
+    quick = {load for load in peer_loads.LOADS if load.case in QUICK or load.name in QUICK_ROWS}
+    return [
+        pytest.param(load, id=load.name, marks=[] if load in quick else [pytest.mark.slow])
+        for load in peer_loads.LOADS
+    ]
+
+
+@pytest.mark.parametrize("load", rows_of_peers())
+def test_every_peer_that_is_installed_answers(load: peer_loads.Load) -> None:
+    if not peer_servers.is_installed(load.kind):
+        pytest.skip(f"{load.kind} is not installed")
     try:
         with peers.ready(load, "/var/tmp", quick=True) as partner:
             found = peers.best([partner.ask()])
