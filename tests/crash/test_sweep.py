@@ -41,6 +41,7 @@ SWEEPS: dict[str, tuple[int, int]] = {
     "append_memory": (1, 230),
     "append_ephemeral": (1, 150),
     "append_classes": (1, 300),
+    "append_turns": (1, 500),
     "batch": (1, 240),
     "rotation": (1, 490),
     "rotation_beside": (1, 800),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from headrace.api.records import DeleteResult
@@ -19,7 +20,8 @@ from headrace.core.errors import HeadraceError
 from headrace.core.limits import KIB, MIB
 from headrace.core.runtime import Done, StepRuntime, Ticket
 from headrace.core.settings import Settings
-from headrace.engine.appending.pending_append import Appended
+from headrace.engine.appending.admission import Append
+from headrace.engine.appending.pending_append import Appended, PendingAppend
 from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.engine import Engine
 from headrace.engine.reading.page import Page
@@ -233,6 +235,18 @@ class Driver:
             ),
         )
 
+    def append_turn(self, *asked: tuple[str, NewRecord, TopicConfig]) -> None:
+        """Append a record to each of these topics, as a turn of the loop that ends here."""
+        appends = [
+            PendingAppend(self.runtime, name, batch_of((record,)), Append(config))
+            for name, record, config in asked
+        ]
+        for (name, record, config), pending in zip(asked, appends, strict=True):
+            call = model.AppendCall(name, (record,), None, None, None, None, config)
+            self._call(call, partial(_same, pending))
+        self.engine.append_all(appends, lambda _done: None)
+        self.engine.write_log()
+
     def delete(
         self, name: str, before_seq: int | None = None, match: str | None = None
     ) -> Ticket[DeleteResult]:
@@ -376,3 +390,7 @@ def _answer(result: object) -> Answer:
     if isinstance(result, ArchivedTo):
         return Answer(result.epoch, result.archived_seq, 0, result.head_seq)
     return Answer(result.epoch if isinstance(result, Put) else 0)
+
+
+def _same(pending: PendingAppend) -> Ticket[Appended]:
+    return pending

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.engine.appending.pending_append import PendingAppend
+from headrace.storage.wal.commit import Commit
 from headrace.storage.wal.shard import WalShard
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -16,7 +16,7 @@ def acknowledged_early(patch: pytest.MonkeyPatch) -> None:
     """No commit waits for its sync."""
     stage = WalShard.stage
 
-    def eager(self: WalShard, commit: PendingAppend) -> None:
+    def eager(self: WalShard, commit: Commit) -> None:
         commit.needs_sync = False
         stage(self, commit)
 

@@ -12,58 +12,26 @@ from dataclasses import dataclass, field, replace
 
 from headrace.core.limits import KIB
 from headrace.storage.files.merge_policy import MergePolicy
+from tests.harness.append_workloads import (
+    CLASSES,
+    DISK,
+    FSYNC,
+    OF_CLASS,
+    append_classes,
+    append_disk,
+    append_ephemeral,
+    append_fsync,
+    append_memory,
+    append_turns,
+)
 from tests.harness.archive_workload import archive
 from tests.harness.engine_driver import SMALL, Setup
 from tests.harness.events import Loss
 from tests.harness.model import NewRecord, Producer, config_of
 from tests.harness.scene import TAGS, Stage
 
-CLASSES = ("fsync", "disk", "memory", "ephemeral")
-OF_CLASS = {durability: config_of(durability=durability) for durability in CLASSES}
-FSYNC, DISK = OF_CLASS["fsync"], OF_CLASS["disk"]
 # Longer than a sync waits for others under any pressure.
 WINDOW_MS = 20
-
-
-def _append(stage: Stage, durability: str) -> None:
-    driver = stage.open()
-    driver.put("t", OF_CLASS[durability])
-    for _ in range(24):
-        driver.append("t", stage.record())
-        stage.pace(driver)
-    driver.settle()
-    for _ in range(8):
-        driver.append("t", stage.record())
-        stage.pace(driver)
-    driver.finish()
-
-
-def append_fsync(stage: Stage) -> None:
-    _append(stage, "fsync")
-
-
-def append_disk(stage: Stage) -> None:
-    _append(stage, "disk")
-
-
-def append_memory(stage: Stage) -> None:
-    _append(stage, "memory")
-
-
-def append_ephemeral(stage: Stage) -> None:
-    _append(stage, "ephemeral")
-
-
-def append_classes(stage: Stage) -> None:
-    """All classes in one log, created on the way."""
-    driver = stage.open()
-    for turn in range(12):
-        for durability in CLASSES:
-            driver.append(durability, stage.record(), config=OF_CLASS[durability])
-            stage.pace(driver)
-        if turn % 4 == 3:
-            driver.settle()
-    driver.finish()
 
 
 def batch(stage: Stage) -> None:
@@ -474,8 +442,9 @@ _OWN = MergePolicy(fan_in=2, own_rows_min=6, own_bytes_min=1_000, own_topics_max
 _EAGER = replace(SMALL, checkpoint_wal_bytes=24 * KIB)
 _COLD = replace(SMALL, hot_retain_segments=1)
 _PLAIN = (
-    append_fsync, append_disk, append_memory, append_ephemeral, append_classes, batch, rotation,
-    reserve, replay, checkpoint, delete, snapshots, lifecycle, configure, retention, archive,
+    append_fsync, append_disk, append_memory, append_ephemeral, append_classes, append_turns,
+    batch, rotation, reserve, replay, checkpoint, delete, snapshots, lifecycle, configure,
+    retention, archive,
     idempotency, closing, recovery,
 )  # fmt: skip
 

@@ -31,7 +31,7 @@ class Entry:
         self.needs_sync = needs_sync
         payload = b"%d," % number + b"x" * size
         entry = encode_control(ENTRY_STATE, number, State(payload))
-        self.entries = (entry,) if size >= 0 else ()
+        self.entries: Sequence[bytes] = (entry,) if size >= 0 else ()
         self.settled = False
         self.error: HeadraceError | None = None
 
