@@ -107,7 +107,8 @@ def run(server: ServerProcess, seed: int) -> tuple[list[object], list[object], l
 
 def metrics(connection: socket.socket) -> list[str]:
     connection.sendall(
-        b"GET /v0/metrics HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"
+        b"GET /v0/metrics HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\n"
+        b"Connection: close\r\n\r\n"
     )
     data = b""
     while more := connection.recv(1 << 20):
