@@ -244,8 +244,7 @@ class Driver:
         for (name, record, config), pending in zip(asked, appends, strict=True):
             call = model.AppendCall(name, (record,), None, None, None, None, config)
             self._call(call, partial(_same, pending))
-        self.engine.append_all(appends, lambda _done: None)
-        self.engine.write_log()
+        self.engine.append_all(appends, lambda _done: None, ends_turn=True)
 
     def delete(
         self, name: str, before_seq: int | None = None, match: str | None = None

@@ -152,17 +152,15 @@ class Engine(EngineLifetime):
         self._appender.append_all([pending])
         return pending
 
-    def append_all(self, asked: Sequence[PendingAppend], answered: Answered) -> None:
+    def append_all(
+        self, asked: Sequence[PendingAppend], answered: Answered, *, ends_turn: bool = False
+    ) -> None:
         """Append all of these, in their order; `answered` hears of each that is done.
 
-        It hears of those together that are done together.
+        It hears of those together that are done together.  `ends_turn`: the log is written now,
+        for nothing else comes in this turn.
         """
-        self._appender.append_all(asked, answered)
-
-    def write_log(self) -> None:
-        """Write what is staged now: this is the end of a turn, and waiting for it costs another."""
-        for shard in self.state.shards:
-            shard.flush()
+        self._appender.append_all(asked, answered, ends_turn=ends_turn)
 
     def read(
         self,

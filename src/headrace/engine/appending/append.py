@@ -79,14 +79,21 @@ class Appender:
             raise pending.error
         return pending
 
-    def append_all(self, asked: Sequence[PendingAppend], answered: Answered | None = None) -> None:
+    def append_all(
+        self,
+        asked: Sequence[PendingAppend],
+        answered: Answered | None = None,
+        *,
+        ends_turn: bool = False,
+    ) -> None:
         """Stage appends in their order; each is done when it is acknowledged or refused.
 
         One that is refused changes nothing, and the others go on.  `answered` hears of all of
-        them, of those together that are done together.
+        them, of those together that are done together.  `ends_turn`: nothing else comes in this
+        turn, so that the log is written now.
         """
         self._enforce_retention(asked)
-        gathered = GatheredAppends(self._state, self, answered)
+        gathered = GatheredAppends(self._state, self, answered, flushes=ends_turn)
         over: list[PendingAppend] = []
         now = self._state.clock.now_ms()
         for pending in asked:
@@ -99,7 +106,12 @@ class Appender:
             except Exception as error:  # noqa: BLE001 - one caller's mistake is not the others'
                 pending.fail(error)
                 over.append(pending)
-        gathered.stage()
+        try:
+            gathered.stage()
+        finally:
+            if ends_turn:
+                for shard in self._state.shards:
+                    shard.flush()
         if answered is not None and over:
             _tell_of(over, answered)
 

@@ -26,12 +26,17 @@ log = logging.getLogger("headrace.append")
 class GatheredAppends:
     """The appends of one call that have their seqs and are not staged yet."""
 
-    __slots__ = ("_answered", "_appends", "_in_flight", "_shard", "_state", "_unlogged", "room")
+    __slots__ = (
+        "_answered", "_appends", "_flushes", "_in_flight", "_shard", "_state", "_unlogged", "room",
+    )  # fmt: skip
 
-    def __init__(self, state: EngineState, in_flight: InFlight, answered: Answered | None) -> None:
+    def __init__(
+        self, state: EngineState, in_flight: InFlight, answered: Answered | None, *, flushes: bool
+    ) -> None:
         self._state = state
         self._in_flight = in_flight
         self._answered = answered
+        self._flushes = flushes  # the log is written when all have been staged
         self._shard: WalShard | None = None  # which has those that are gathered
         self._appends: list[PendingAppend] = []
         self._unlogged: list[tuple[WalShard, PendingAppend]] = []
@@ -78,12 +83,12 @@ class GatheredAppends:
         self.room = 0
         synced = [pending for pending in appends if pending.needs_sync]
         if not synced or len(synced) == len(appends):
-            shard.stage(self._commit(shard, appends, entries, bool(synced)))
+            shard.stage(self._commit(shard, appends, entries, bool(synced)), flushes=self._flushes)
             return
         at_once = [pending for pending in appends if not pending.needs_sync]
-        shard.stage(self._commit(shard, at_once, entries, False))
+        shard.stage(self._commit(shard, at_once, entries, False), flushes=self._flushes)
         # Their entries are in the log by then: the sync is all that they wait for.
-        shard.stage(self._commit(shard, synced, (), True))
+        shard.stage(self._commit(shard, synced, (), True), flushes=self._flushes)
 
     def _stage_unlogged(self, shard: WalShard, pending: PendingAppend) -> None:
         topic, reserve = pending.topic, pending.reserve

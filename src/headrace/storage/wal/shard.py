@@ -151,11 +151,14 @@ class WalShard:
             return "wal_read_only"
         return self.room.state
 
-    def stage(self, commit: Commit) -> None:
-        """Take a commit into the next batch.  The caller has asked `refusal` first."""
+    def stage(self, commit: Commit, *, flushes: bool = False) -> None:
+        """Take a commit into the next batch.  The caller has asked `refusal` first.
+
+        `flushes`: the caller ends the turn, and calls `flush` itself.
+        """
         # One that joins the group after the sync that is running needs no flush of its own.
         joins = commit.needs_sync and self._syncing and self._hurry is None
-        if not self._flush_asked and not (joins and not self._pending_now):
+        if not flushes and not self._flush_asked and not (joins and not self._pending_now):
             self._runtime.soon(self.flush)
             self._flush_asked = True
         self._pending.append(commit)

@@ -73,14 +73,13 @@ class AppendApi:
 
     def append(self, exchange: Exchange) -> None:
         """Append the records of a JSON or an Arrow body."""
-        self._append_all((exchange,))
+        self._append_all((exchange,), ends_turn=False)
 
     def append_turn(self, exchanges: Sequence[Exchange]) -> None:
         """Append the records of all requests that a turn brought, at its end."""
-        self._append_all(exchanges)
-        self._engine.write_log()
+        self._append_all(exchanges, ends_turn=True)
 
-    def _append_all(self, exchanges: Sequence[Exchange]) -> None:
+    def _append_all(self, exchanges: Sequence[Exchange], *, ends_turn: bool) -> None:
         asked = []
         for exchange in exchanges:
             try:
@@ -90,7 +89,7 @@ class AppendApi:
             except Exception as error:  # noqa: BLE001 - whatever it is, its client hears of it
                 exchange.fail(error)
         if asked:
-            self._engine.append_all(asked, self._answer)
+            self._engine.append_all(asked, self._answer, ends_turn=ends_turn)
 
     def _asked(self, exchange: Exchange) -> PendingAppend | None:
         """What a request asks for; None of columns, which are decoded elsewhere first."""

@@ -86,8 +86,7 @@ def run_turns(
         drawn_now = [drawn(dice, steady=steady) for _ in range(1 + dice.randrange(12))]
         asked = [PendingAppend(engine.runtime, *one) for one in drawn_now]
         for some in [asked] if together else [[one] for one in asked]:
-            engine.append_all(some, heard.extend)
-        engine.write_log()
+            engine.append_all(some, heard.extend, ends_turn=some[-1] is asked[-1])
         engine.runtime.run()
         clock.advance(dice.randrange(30))
         engine.runtime.run()
@@ -124,9 +123,9 @@ def test_a_turn_is_the_same_as_its_appends_one_by_one(seed: int, steady: bool) -
 
 
 def ask(engine: Engine, names: Sequence[str]) -> list[PendingAppend]:
-    """Append a record to each topic, in one turn that is not over yet."""
+    """Append a record to each topic, in one turn that ends with them."""
     asked = [PendingAppend(engine.runtime, name, msgspec.Raw(b"1")) for name in names]
-    engine.append_all(asked, lambda _done: None)
+    engine.append_all(asked, lambda _done: None, ends_turn=True)
     return asked
 
 
@@ -137,7 +136,6 @@ def test_a_turn_is_written_at_once_and_synced_for_those_who_wait(start: Start) -
         engine.put_topic(name, CONFIGS[name]).result()
     batches = engine.state.shards[0].batches_total
     asked = ask(engine, ["disk", "fsync", "disk", "fsync"])
-    engine.write_log()
     assert [one.done for one in asked] == [True, False, True, False]
     assert engine.state.shards[0].batches_total == batches + 1
     engine.runtime.run()
@@ -164,7 +162,6 @@ def test_a_failed_write_gives_back_every_seq_of_the_turn(number: int) -> None:
         engine.runtime.run()
         armed = True
         asked = ask(engine, ["disk", "fsync", "disk"])
-        engine.write_log()
         assert not any(one.done for one in asked), "all seqs are back before anybody hears"
         engine.runtime.run()
         codes = {one.error.code for one in asked if isinstance(one.error, HeadraceError)}
