@@ -178,8 +178,13 @@ def settings_of(directory: str, **given: Any) -> Settings:
 
 async def open_as_server(directory: str, **settings: Any) -> Engine:
     """An engine on the running loop, with what `headrace serve` does to the process."""
-    from headrace.cli.serve import GC_THRESHOLDS  # all of the server, which generators do not need
+    import pyarrow as pa
 
+    # All of the server, which generators do not need.
+    from headrace.cli.serve import GC_THRESHOLDS, do_without_pandas
+
+    do_without_pandas()
+    pa.set_cpu_count(1)
     engine = await Engine.open_async(directory, settings_of(directory, **settings))
     gc.collect()
     gc.freeze()

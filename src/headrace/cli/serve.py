@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     settings = settings_of(options).settings
     _start_logging(settings.log)
     _raise_file_limit()
-    _do_without_pandas()
+    do_without_pandas()
     pa.set_cpu_count(1)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(settings, as_json=options.json))
@@ -81,7 +81,7 @@ class _NoPandas:
             raise ImportError(name)
 
 
-def _do_without_pandas() -> None:
+def do_without_pandas() -> None:
     """Have pyarrow look for pandas now, once and for all, and not find it.
 
     It looks when it first makes an array of Python values, and imports it where it is installed.

@@ -203,12 +203,19 @@ class LoopRuntime(ThreadRuntime):
     def _wake(self) -> None:
         self._woken.set()
         with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
-            self._loop.call_soon_threadsafe(self._turn)
+            self._loop.call_soon_threadsafe(self._heard)
 
     def submit_after(
         self, delay_ms: int, lane: str, work: Callable[[], object], done: Done
     ) -> Thunk:
         return submit_later(self, delay_ms, lane, work, done)
+
+    def _heard(self) -> None:
+        """A lane has answered: have a turn, unless one is due anyway."""
+        # Two would both go on, for a turn asks for the next one while there is more to do: with
+        # each answer the loop would have one more turn of ours before it gets to its sockets.
+        if not self._turn_asked:
+            self._turn()
 
     def _turn(self) -> None:
         """Run what is ready now; what that makes ready runs in the next turn."""

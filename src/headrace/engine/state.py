@@ -55,6 +55,8 @@ log = logging.getLogger("headrace.engine")
 
 T = TypeVar("T")
 
+BLOCKS_PER_STEP = 64  # that leave memory before somebody looks how long it has taken
+
 
 class EngineState:
     """Shared state of one engine."""
@@ -358,11 +360,20 @@ class EngineState:
 
         The other half is for what only the log and memory hold.
         """
+        for _ in self.fitting_memory():
+            pass
+
+    def fitting_memory(self) -> Iterator[None]:
+        """Do the same a little at a time: the loop may have a turn after each step."""
         goal = self.settings.memory_budget_bytes // 2
+        tries = 0
         for topic in list(self._sealed_topics.values()):
             while self.totals.resident_bytes > goal:
+                tries += 1
+                if tries % BLOCKS_PER_STEP == 0:
+                    yield
                 if not topic.drop_sealed_block():
-                    del self._sealed_topics[topic.id]
+                    self._sealed_topics.pop(topic.id, None)  # forgotten meanwhile, perhaps
                     break
             else:
                 return

@@ -340,6 +340,35 @@ def test_the_loop_gets_its_turn_between_turns() -> None:
     assert 1 <= count <= 10
 
 
+def test_answers_of_lanes_add_no_turns() -> None:
+    """Work in slices gets one of them between two looks at the sockets, whatever lanes answer."""
+
+    async def main() -> list[int]:
+        runtime = LoopRuntime()
+        slices = 0
+        done = False
+
+        def again() -> None:
+            nonlocal slices
+            slices += 1
+            if not done:
+                runtime.soon(again)
+
+        runtime.soon(again)
+        for _ in range(20):
+            await answered(runtime, lambda: None)
+        between = []
+        for _ in range(5):
+            before = slices
+            await asyncio.sleep(0)
+            between.append(slices - before)
+        done = True
+        runtime.close()
+        return between
+
+    assert max(asyncio.run(main())) <= 1
+
+
 def test_a_delayed_submit_after_the_close_is_quiet() -> None:
     """A timer that fires when the runtime is gone does nothing, and says nothing."""
 

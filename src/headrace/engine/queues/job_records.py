@@ -11,6 +11,7 @@ import errno
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -34,6 +35,9 @@ from headrace.storage.seq_ranges import ranges_of
 log = logging.getLogger("headrace.queues")
 
 FEW_ROWS = 8  # up to this many rows are read before their size is known
+# Up to this many runs of sealed jobs are read on the loop where the cache has them, which takes
+# about 30 µs for each.  Jobs that lie scattered are as many runs, and are read in the lane.
+RUNS_ON_LOOP_MAX = 32
 
 
 class JobRows(NamedTuple):
@@ -66,18 +70,19 @@ def read_jobs(
 def read_sealed(
     state: EngineState, topic: Topic, seqs: Sequence[int], bytes_max: int
 ) -> Steps[JobRows]:
-    """Read busy jobs of which some are in files, in the reader lane where the disk is needed."""
+    """Read busy jobs of which some are in files, in the reader lane where that may take long."""
     sealed = seqs[: bisect_left(seqs, _first_in_memory(topic))]
     # What memory holds is taken now: it may leave memory while the files are read.
     newer = _from_blocks(topic.blocks, _runs_of(seqs[len(sealed) :]), bytes_max)
     files = state.catalog.files_of(topic.id)
-    try:
-        found = _take_sealed(files, topic.id, sealed, bytes_max, wait=False)
-    except (WouldBlock, CorruptionError, OSError):
-        # Damaged jobs are searched for off the loop.
-        found = None
+    runs = list(_runs_of(sealed))
+    found = None
+    if len(runs) <= RUNS_ON_LOOP_MAX:
+        # Where the disk is needed, or something is damaged, the lane sees to it.
+        with suppress(WouldBlock, CorruptionError, OSError):
+            found = _take_sealed(files, topic.id, runs, bytes_max, wait=False)
     while found is None:
-        work = partial(_take_sealed, files, topic.id, sealed, bytes_max, wait=True)
+        work = partial(_take_sealed, files, topic.id, runs, bytes_max, wait=True)
         try:
             found = yield in_lane(state.runtime, LANE, work)
         except Exception as error:  # noqa: BLE001 - any error
@@ -128,10 +133,15 @@ def fetch_sizes(state: EngineState, topic: Topic, seqs: BitMap64, done: Callable
 
 
 def _take_sealed(
-    files: Sequence[Segment], topic_id: int, seqs: Sequence[int], bytes_max: int, *, wait: bool
+    files: Sequence[Segment],
+    topic_id: int,
+    jobs: Sequence[tuple[int, int]],
+    bytes_max: int,
+    *,
+    wait: bool,
 ) -> _SealedReader:
     found = _SealedReader(runs_in(files, topic_id, wait), bytes_max, wait)
-    found.take(seqs)
+    found.take(jobs)
     return found
 
 
@@ -187,8 +197,9 @@ class _SealedReader:
         self._left = bytes_max
         self._wait = wait
 
-    def take(self, seqs: Sequence[int]) -> None:
-        for first, last in _runs_of(seqs):
+    def take(self, jobs: Sequence[tuple[int, int]]) -> None:
+        """Take these jobs, given as runs of seqs, or the first that fit."""
+        for first, last in jobs:
             while first <= last and not self.full:
                 first = self._take(first, last)
 

@@ -61,8 +61,9 @@ from headrace.storage.wal.frame import (
 
 # Memory has room for this many passes of the largest size.
 PASSES_IN_MEMORY = 16
-# Routers that one pass makes copies for; between passes the loop may do other work.
-ROUTERS_PER_PASS = 128
+# Routers that one pass makes copies for; between passes the loop may do other work.  More share a
+# log entry, and hold the loop for longer: 128 of them 0.4 ms and more.
+ROUTERS_PER_PASS = 32
 
 
 class _EntryGroup(NamedTuple):

@@ -61,7 +61,9 @@ class SourceJob(Job):
         for number in range(len(passes)):
             if number and forwarder.state.turns.over:
                 return True
-            done = forwarder.run(passes[self._turn % len(passes)]) or done
+            routers = passes[self._turn % len(passes)]
+            done = forwarder.run(routers) or done
+            forwarder.state.turns.staged(len(routers))
             self._turn += 1
         return done and forwarder.has_work(self.routers)
 

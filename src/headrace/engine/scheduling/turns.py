@@ -29,6 +29,8 @@ SLICE_NS = 1_000_000
 # What a write costs later in the same turn, when the loop hands it to the kernel (measured: 6 to
 # 9 µs for a short one).  Without it a slice of a millisecond would keep the loop for three.
 WRITE_NS = 7_000
+# What a copy costs later in the same turn, when its log entry is written and it becomes visible.
+SETTLE_NS = 1_200
 # Visits are made in steps of this length: early by up to a step, never late.
 VISIT_STEP_MS = 20
 # About as many jobs as a slice can serve: among fewer the order does not matter.
@@ -121,6 +123,10 @@ class Turns:
     def wrote(self) -> None:
         """Charge this turn for a write to a transport."""
         self.deadline_ns -= WRITE_NS
+
+    def staged(self, copies: int) -> None:
+        """Charge this turn for copies of records that were staged."""
+        self.deadline_ns -= copies * SETTLE_NS
 
     def enqueue(self, job: Job) -> None:
         """Give a job a turn soon, after the jobs before it or by its rank."""

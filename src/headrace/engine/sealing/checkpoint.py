@@ -23,6 +23,7 @@ from itertools import islice
 from typing import TypeVar
 
 from headrace.core.error_frames import without_frames
+from headrace.core.let_go import let_go
 from headrace.core.steps import Steps, at_turn_end, in_lane, turn_end
 from headrace.engine.log_steps import all_settled
 from headrace.engine.sealing.seal import (
@@ -140,12 +141,10 @@ class Checkpoint:
     # 2. Capture
 
     def _capture_changed(self) -> Steps[None]:
+        state = self._state
+        if state.forwarding is not None:
+            self._connected = state.totals.take(sorted(state.forwarding.connected()))
         self._take_changed()
-        forwarding = self._state.forwarding
-        if forwarding is not None:
-            connected = forwarding.connected()
-            self._connected = [topic for topic in self._todo if topic.id in connected]
-            self._todo = [topic for topic in self._todo if topic.id not in connected]
         yield from self._in_slices(self._connected, self._capture)
         self._capture_routers()
         yield from self._in_slices(self._todo, self._capture)
@@ -272,6 +271,8 @@ class Checkpoint:
         self._files.write_snapshot(self._change(clean, key_files, now), alone=alone)
         self._files.key_files = key_files
         self._keys = []
+        # Here, because the loop would be held by it: nothing is given back any more.
+        let_go(self._captures)
 
     def _change(self, clean: bool, key_files: list[KeyFileMeta], now: int) -> SnapshotChange:
         state = self._state
@@ -327,7 +328,7 @@ class Checkpoint:
 
     def _flip(self, moved: list[SegmentMeta]) -> None:
         """Off the loop: write a snapshot that points to the cold copies; drop the hot ones."""
-        self._captures = []
+        assert not self._captures, "the snapshot before this one has them"
         self._removed = set()
         self._write_snapshot(clean=False)
         self._files.drop_hot_copies(moved)

@@ -12,8 +12,8 @@ from functools import partial
 
 from headrace.core.errors import HeadraceError, typed
 from headrace.core.runtime import Ticket
-from headrace.core.steps import Steps, follow_at_once, pass_on
-from headrace.engine.sealing.checkpoint import Checkpoint
+from headrace.core.steps import Steps, follow_at_once, pass_on, turn_end
+from headrace.engine.sealing.checkpoint import SLICE_NS, Checkpoint
 from headrace.engine.sealing.sealed_files import SealedFiles
 from headrace.engine.state import EngineState
 from headrace.storage.wal.failures import NO_ROOM_ERRNOS
@@ -116,11 +116,11 @@ class Checkpointer:
             if not isinstance(error, HeadraceError | OSError | MemoryError):
                 log.exception("a step of a checkpoint failed")
             failure = error.with_traceback(None)  # which refers to all that was captured
-        followers, self._followers = self._followers, []
-        self._running = False
         self.last_error = failure
         self.stall_ns_max = max(self.stall_ns_max, checkpoint.stall_ns_max)
-        self._state.fit_memory()
+        yield from self._fit_memory()
+        followers, self._followers = self._followers, []
+        self._running = False
         if failure is None:
             self._not_before_ns = 0
             self.checkpoints_total += 1
@@ -130,6 +130,17 @@ class Checkpointer:
             ticket.fail(typed(failure))
         followed = self._see_to_room(failure, free_before)
         self._run_for(followers, or_so=followed)
+
+    def _fit_memory(self) -> Steps[None]:
+        """Drop what no longer has to be in memory, a few milliseconds at a time."""
+        clock = self._state.clock
+        started = clock.monotonic_ns()
+        for _ in self._state.fitting_memory():
+            held = clock.monotonic_ns() - started
+            if held > SLICE_NS:
+                self.stall_ns_max = max(self.stall_ns_max, held)
+                yield turn_end(self._state.runtime)
+                started = clock.monotonic_ns()
 
     def _run_for(self, followers: list[Ticket[None]], *, or_so: bool = False) -> None:
         if followers or or_so:

@@ -14,6 +14,7 @@ from itertools import accumulate
 
 import msgspec
 
+from headrace.core.let_go import let_go
 from headrace.engine.queues.replay import stored_queue
 from headrace.engine.removal.deleted_seqs import stored_deletes
 from headrace.engine.state import EngineState
@@ -24,13 +25,19 @@ from headrace.storage.fs import Filesystem
 from headrace.storage.segment.format import SegmentMeta
 from headrace.storage.segment.from_blocks import batch_of_blocks, optional_columns
 from headrace.storage.segment.writer import SegmentWriter
-from headrace.storage.snapshot.state import TopicState
+from headrace.storage.snapshot.state import ProducerState, TopicState
 
 # Rows are handed to the writer in pieces of about this size, so that memory stays bounded.
 PORTION_BYTES = 4 << 20
 SEGMENTS = "segments"
 
 Piece = tuple[int, Block, int, int]
+
+# What most topics have of these, and nobody changes.  Made anew they would be several objects for
+# each capture, all of which the collector looks at on the loop while captures are taken.
+_NO_RANGES: list[tuple[int, int]] = []
+_NO_PRODUCERS: dict[str, ProducerState] = {}
+_NO_APPENDS: dict[str, bytes] = {}
 
 
 class Capture(msgspec.Struct, frozen=True, gc=False):
@@ -57,7 +64,9 @@ def capture(state: EngineState, topic: Topic, *, clean: bool = False) -> Capture
         sealed_to = max(topic.sealed_to, topic.logged_to)
         blocks = [block for block in blocks if block.last_seq <= sealed_to]
         held -= topic.size_between(sealed_to + 1, topic.head, state.sealed(topic))
-    producers, older_appends = ({}, {}) if topic.producers is None else topic.producers.saved()
+    producers, older_appends = _NO_PRODUCERS, _NO_APPENDS
+    if topic.producers is not None:
+        producers, older_appends = topic.producers.saved()
     saved = TopicState(
         id=topic.id,
         name=topic.name,
@@ -75,14 +84,14 @@ def capture(state: EngineState, topic: Topic, *, clean: bool = False) -> Capture
         reserved_to=topic.head if clean else reserved_to(topic),
         bytes=held,
         holes=topic.holes.serialize() if topic.holes else b"",
-        gaps=list(topic.gaps),
+        gaps=list(topic.gaps) if topic.gaps else _NO_RANGES,
         producers=producers,
         state=topic.state,
         parent_id=topic.parent_id,
         parent_to=topic.parent_to,
         last_write_ms=topic.last_write_ms,
         queue=stored_queue(topic),
-        trims=list(topic.trims),
+        trims=list(topic.trims) if topic.trims else _NO_RANGES,
         archived_seq=topic.archived_seq,
         overtaken_seq=topic.overtaken_seq,
         erased=stored_deletes(topic.deleted),
@@ -144,6 +153,7 @@ def write_captures(
             _write(fs, part, 0, next_file_id(), created_ms)
             for part in _split(everyone, policy.own_bytes_max)
         )
+        let_go(everyone)
         if metas:
             fs.sync_dir(SEGMENTS)
     except BaseException:

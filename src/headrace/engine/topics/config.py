@@ -99,7 +99,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def encode(self) -> bytes:
         """As JSON, every field in it: what is stored, and what an answer echoes."""
-        return msgspec.json.encode(self)
+        return _encoded(self)
 
 
 _UNSIGNED: Final = (
@@ -135,7 +135,13 @@ def _is_whole(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
-# Topics mostly share a few configs, and recovery decodes one for each topic.
+# Topics mostly share a few configs, and a checkpoint keeps one for each topic that changed.
+@lru_cache(maxsize=1024)
+def _encoded(config: TopicConfig) -> bytes:
+    return msgspec.json.encode(config)
+
+
+# And recovery decodes one for each topic.
 @lru_cache(maxsize=1024)
 def decode_config(data: bytes) -> TopicConfig:
     """A config from JSON; an ill-typed field is an `InvalidRequest` that names it.

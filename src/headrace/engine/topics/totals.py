@@ -109,6 +109,11 @@ class Totals:
         self.changed.pop(topic_id, None)
         self.removed.add(topic_id)
 
+    def take(self, topic_ids: Iterable[int]) -> list[Topic]:
+        """Hand over those of these topics that have changed."""
+        changed = self.changed
+        return [changed.pop(topic_id) for topic_id in topic_ids if topic_id in changed]
+
     def take_changes(self) -> tuple[list[Topic], set[int]]:
         """Hand over the changed topics and the ids of the deleted ones, and begin again."""
         topics, removed = list(self.changed.values()), self.removed

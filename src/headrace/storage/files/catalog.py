@@ -15,8 +15,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter, sub
-from typing import NamedTuple, cast
+from typing import cast
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
@@ -33,7 +34,8 @@ SEQ_MAX = (1 << 64) - 1
 CACHED_RUNS_MAX = 65_536
 
 
-class TopicLiveness(NamedTuple):
+# Not tracked by the collector: there is one for each topic, and none can be part of a cycle.
+class TopicLiveness(msgspec.Struct, frozen=True, gc=False):
     """Rows with a seq below `earliest_seq` or in `holes` are dead.
 
     Dead rows never come back: the floor only rises, and a hole may be forgotten only when its
@@ -200,17 +202,20 @@ class LiveStats:
         ]
 
     def _changed(self, liveness: Liveness) -> _Changed:
-        seen: dict[int, tuple[int, int]] = {}
+        # In place: every topic's pair would be made, and those of the last time freed at once.
+        seen = self._seen
         changed = []
         for topic_id, topic in liveness.items():
             # Dead rows never come back, so that counts left as they were are at worst too high.
-            now = topic.earliest_seq, 0 if topic.holes is None else len(topic.holes)
-            seen[topic_id] = now
-            if self._seen.get(topic_id) != now:
+            holes = 0 if topic.holes is None else len(topic.holes)
+            before = seen.get(topic_id)
+            if before is None or before[0] != topic.earliest_seq or before[1] != holes:
+                seen[topic_id] = topic.earliest_seq, holes
                 changed.append(topic_id)
-        changed += self._seen.keys() - seen.keys()
-        self._seen = seen
-        return _Changed(changed, liveness)
+        gone = [topic_id for topic_id in seen if topic_id not in liveness]
+        for topic_id in gone:
+            del seen[topic_id]
+        return _Changed(changed + gone, liveness)
 
 
 class _Changed:

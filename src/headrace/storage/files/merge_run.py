@@ -16,13 +16,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from heapq import merge as merge_sorted
 from itertools import groupby, pairwise
-from typing import NamedTuple, cast
+from typing import cast
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
+from headrace.core.let_go import let_go
 from headrace.storage.files.catalog import Liveness, TopicLiveness, live_rows_max
 from headrace.storage.files.merge_policy import MergeJob, MergePolicy, order_of
 from headrace.storage.fs import Filesystem
@@ -67,13 +68,15 @@ def run_merge(
                 outputs.write_own(portion[0], batches)
             else:
                 outputs.write_shared(batches)
+            let_go(portion)
         return outputs.finish()
     except BaseException:
         outputs.abort()
         raise
 
 
-class _Part(NamedTuple):
+# Not tracked by the collector: there is one for each topic of each input.
+class _Part(msgspec.Struct, frozen=True, order=True, gc=False):
     """The rows of one topic in one input that may be alive."""
 
     topic_id: int
@@ -193,25 +196,16 @@ def _sorted_rows(
         for part in topic:
             by_input.setdefault(part.number, []).append(part)
     tables = []
-    masks: list[pa.BooleanArray] = []
-    mixed = False
+    mixed = any(part.mixed for topic in portion for part in topic)
+    masks: list[pa.BooleanArray] = []  # of all rows, if some are dead
     for number, parts in by_input.items():
         batches: list[pa.RecordBatch] = []
         for first_row, rows in _stretches(parts):
             batches += inputs[number].take(first_row, rows)
         table = pa.Table.from_batches(batches)
         tables.append(table.drop_columns(TAG_ORDER) if TAG_ORDER in table.schema.names else table)
-        seqs = table.column("seq")
-        at = 0
-        for part in parts:
-            if part.mixed:
-                mixed = True
-                part_seqs = cast(pa.UInt64Array, seqs.slice(at, part.rows).combine_chunks())
-                masks.append(_alive(part_seqs, liveness[part.topic_id]))
-            else:
-                masks.append(pa.repeat(True, part.rows))
-            at += part.rows
-        assert at == table.num_rows, (at, table.num_rows)
+        if mixed:
+            masks += _alive_parts(table, parts, liveness)
     table = pa.concat_tables(tables, promote_options="default")
     if mixed:
         table = table.filter(pa.concat_arrays(masks))
@@ -219,6 +213,30 @@ def _sorted_rows(
         order = pc.sort_indices(table, sort_keys=[("topic_id", "ascending"), ("seq", "ascending")])
         table = table.take(order)
     yield from table.combine_chunks().to_batches()
+
+
+def _alive_parts(
+    table: pa.Table, parts: list[_Part], liveness: Liveness
+) -> Iterator[pa.BooleanArray]:
+    """Which rows of one input are alive: a mask for each part that is mixed, and for the rows
+    between two of these.
+
+    One for each part would be an object for each topic and file: 400,000 of them take seconds to
+    make, and all other threads wait while they are freed.
+    """
+    seqs = table.column("seq")
+    at = whole = 0  # all rows from `whole` to `at` are alive
+    for part in parts:
+        if part.mixed:
+            if at > whole:
+                yield pa.repeat(True, at - whole)
+            part_seqs = cast(pa.UInt64Array, seqs.slice(at, part.rows).combine_chunks())
+            yield _alive(part_seqs, liveness[part.topic_id])
+            whole = at + part.rows
+        at += part.rows
+    if at > whole:
+        yield pa.repeat(True, at - whole)
+    assert at == table.num_rows, (at, table.num_rows)
 
 
 def _stretches(parts: list[_Part]) -> Iterator[tuple[int, int]]:

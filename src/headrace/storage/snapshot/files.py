@@ -24,6 +24,7 @@ from collections.abc import Iterable
 
 import xxhash
 
+from headrace.core.let_go import let_go
 from headrace.storage.fs import File, Filesystem, write_all
 from headrace.storage.snapshot.chains import (
     META_DIR,
@@ -139,7 +140,9 @@ class SnapshotStore:
             raise
         self._state = apply_change(self._state, change, number)
         self._other, self._links = self._links, [*chain, link]
+        forgotten = [] if self._since_other is None else list(self._since_other.topics.values())
         self._since_other = change if self._other else None
+        let_go(forgotten)
         newest = retained_of(self._state, self._links)
         self._retained = [*self._retained, newest][-RETAINED_COUNT:]
         assert self._links[-1].number == self._state.number == number

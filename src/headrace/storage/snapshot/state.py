@@ -150,7 +150,15 @@ def nothing_new(change: SnapshotChange) -> SnapshotChange:
 
 
 def _later(first: dict[K, V], then: dict[K, V], removed: Set[K]) -> dict[K, V]:
-    return {key: value for key, value in first.items() if key not in removed} | then
+    later = {key: value for key, value in first.items() if key not in removed}
+    put_all(later, then)
+    return later
+
+
+def put_all(into: dict[K, V], items: dict[K, V]) -> None:
+    """Do what `update` does, in steps between which other threads get the interpreter."""
+    for key, value in items.items():
+        into[key] = value
 
 
 def apply_change(state: SnapshotState | None, change: SnapshotChange, number: int) -> SnapshotState:
@@ -173,7 +181,7 @@ def apply_change(state: SnapshotState | None, change: SnapshotChange, number: in
         state.files.pop(file_id, None)
     for name in change.extra_removed:
         state.extra.pop(name, None)
-    state.topics.update(change.topics)
+    put_all(state.topics, change.topics)
     state.files.update(change.files)
     state.extra.update(change.extra)
     return state

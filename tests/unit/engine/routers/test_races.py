@@ -14,6 +14,7 @@ from headrace.engine.removal.deleting import TagMatch
 from headrace.engine.routers.forwarding import ROUTERS_PER_PASS
 from headrace.engine.routers.replay import RouterReplay
 from headrace.engine.routers.state import EXACTLY_ONCE, HopRuns, RouterOptions
+from headrace.engine.scheduling import turns
 from headrace.engine.sealing.checkpoint import Checkpoint
 from headrace.storage.files.merge_policy import MergePolicy
 from headrace.storage.files.store import DirectoryStore
@@ -392,6 +393,22 @@ def test_a_fan_out_leaves_the_loop_to_others(engine: Engine, clock: ManualClock)
             heads.append(there)
     assert heads[-1] == 300
     assert max(b - a for a, b in pairwise(heads)) <= ROUTERS_PER_PASS < 300
+
+
+def test_a_fan_out_is_charged_for_what_its_copies_cost_later(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They become visible in the turn in which they are staged, after the time of that is up."""
+    monkeypatch.setattr(turns, "SETTLE_NS", turns.SLICE_NS // ROUTERS_PER_PASS)
+    for number in range(3 * ROUTERS_PER_PASS):
+        route(engine, f"r{number}", "a", f"d{number}")
+    run(engine)
+    write(engine, "a", "1")
+    copies = [engine.state.by_name[f"d{number}"] for number in range(3 * ROUTERS_PER_PASS)]
+    heads = {0}
+    while engine.runtime.step():  # type: ignore[attr-defined]
+        heads.add(sum(topic.head for topic in copies))
+    assert sorted(heads) == [n * ROUTERS_PER_PASS for n in range(4)]
 
 
 def test_a_read_of_one_destination_does_not_wait_for_all_others(engine: Engine) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -348,6 +348,32 @@ def test_rows_of_topics_without_a_file_of_their_own_share_one(tmp_path: Path) ->
     store.check()
     (run,) = store.catalog.runs(2)
     assert run.dense and run.find_tag("late", prefix=False) == [4, 5]
+
+
+def test_only_topics_with_dead_rows_have_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for each topic of each file would be freed in one step, while all threads wait."""
+    made = []
+    repeat = pa.repeat
+
+    def counted(*arguments: Any) -> Any:
+        made.append(arguments)
+        return repeat(*arguments)
+
+    monkeypatch.setattr(pa, "repeat", counted)
+    store = Store(RealFilesystem(str(tmp_path)), MergePolicy(fan_in=2))
+    for holes in ([], [20]):
+        for _ in range(2):
+            store.append({topic_id: [Row(0, 0, 0, b"x")] * 3 for topic_id in range(1, 41)})
+        for topic_id in holes:
+            store.holes[topic_id] = BitMap64([2, 8])
+        made.clear()
+        (job,) = store.plan()
+        store.run(job)
+        store.check()
+        # Before and after the one topic, in each of the files that have a dead row.
+        assert len(made) <= 4 * len(holes)
 
 
 def test_a_dead_file_is_dropped_without_reading_its_rows(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from headrace.core.errors import SnapshotCorrupt, UnsupportedFormat
 from headrace.storage.fs import RealFilesystem, read_file, write_file_durably
 from headrace.storage.segment.format import SegmentMeta
+from headrace.storage.snapshot import files
 from headrace.storage.snapshot.chains import read_latest, snapshot_path
 from headrace.storage.snapshot.files import SnapshotStore
 from headrace.storage.snapshot.state import SnapshotState, TopicState
@@ -246,6 +247,17 @@ def test_an_unreadable_disk_is_no_reason_to_go_back_in_time() -> None:
     fs = FaultFilesystem(disk, FaultPlan(Fault("pread", 1, "eio")))
     with pytest.raises(OSError, match="injected"):
         SnapshotStore(fs).load()
+
+
+def test_what_is_replaced_is_freed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once it would keep the interpreter from the loop: 30 ms for 50,000 topics."""
+    freed: list[TopicState] = []
+    monkeypatch.setattr(files, "let_go", freed.extend)
+    store = opened(SimDisk())
+    for stamp in (1, 2, 3):
+        changed = {k: topic(k, 10 * stamp) for k in range(1, 6)}
+        store.write(change_of(stamp, topics=changed))
+    assert [one.head for one in freed] == [20] * 5 and store.latest.topics[1].head == 30
 
 
 def test_a_log_directory_that_one_of_the_two_does_not_know_is_needed_whole() -> None:
