@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -15,17 +16,14 @@ import pytest
 from websockets.sync.client import connect
 
 from headrace.testing.process import ServerProcess
-from tests.support.processes import resident_bytes
+from tests.support.memory_growth import COUNTS, Growth
 from tests.support.speakers import JSON_TYPE, SPEAKERS, Speaker
 
-GROWTH_KIB_MAX = 64 << 10
 SECONDS_MAX = 30
 BODY_BYTES = 2 << 20
 BODY_BYTES_MAX = 3 << 20
+LARGE_BYTES = 60_000_000
 RECORD_BYTES = 1_000_000
-# Of each kind: enough for the default suite to notice, and as many as were promised.
-FEW = 30
-MANY = 1_000
 ALL, READS = "all-scopes", "only-reads"
 KEYS = f"{ALL}:read+write+delete+admin,{READS}:read"
 
@@ -38,6 +36,7 @@ class Refusal(NamedTuple):
     path: str
     body: bytes
     headers: dict[str, str]
+    method: str
 
 
 def large(document: object, size: int = BODY_BYTES) -> bytes:
@@ -59,15 +58,15 @@ def refusal(
     key: str = ALL,
     *,
     packed: bool = True,
+    method: str = "POST",
     **headers: str,
 ) -> Refusal:
     sent = {**JSON_TYPE, **({"authorization": f"Bearer {key}"} if key else {})}
     if packed:
         sent["content-encoding"] = "gzip"
         body = gzip.compress(body, 1)
-    return Refusal(
-        status, code, path, body, sent | {k.replace("_", "-"): v for k, v in headers.items()}
-    )
+    sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+    return Refusal(status, code, path, body, sent, method)
 
 
 APPEND = json.dumps(records()).encode()
@@ -86,6 +85,10 @@ REFUSALS = {
         409, "head_mismatch", "/v0/topics/t", json.dumps(records(expected_head_seq=9)).encode()
     ),
     "a gap": refusal(409, "producer_gap", "/v0/topics/t", APPEND, **PRODUCER),
+    "no events": refusal(
+        406, "not_acceptable", "/v0/topics/t/work?node=n", APPEND,
+        method="GET", accept="application/json",
+    ),
     "no queue": refusal(409, "not_a_queue", "/v0/topics/t/claim", large({"node": "n"})),
     "too large": refusal(413, "payload_too_large", "/v0/topics/t", b" " * (BODY_BYTES_MAX + 1)),
     UNREAD: refusal(
@@ -119,7 +122,6 @@ PUBLISHED = {
     "too many topics": ("throttled", ALL, "one-more", {}),
     "wrong types": ("invalid_json", ALL, "t", {"records": "x" * BODY_BYTES}),
 }
-COUNTS = [FEW, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 
 
 @pytest.fixture(scope="module")
@@ -142,33 +144,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def ask(speak: Speaker, refusal: Refusal) -> None:
-    reply = speak.send("POST", refusal.path, refusal.body, refusal.headers)
+    reply = speak.send(refusal.method, refusal.path, refusal.body, refusal.headers)
     assert (reply.status, reply.error["code"]) == (refusal.status, refusal.code), reply
-
-
-class Growth:
-    """How much more memory the server has than at first, after each kind.
-
-    All of them count: the server may happen to collect in between.
-    """
-
-    def __init__(self, server: ServerProcess) -> None:
-        self._pid = server.process.pid
-        self._first = resident_bytes(self._pid)
-        self._grown: dict[str, int] = {}
-
-    def look(self, name: str) -> None:
-        self._grown[name] = (resident_bytes(self._pid) - self._first) >> 10
-
-    def check(self) -> None:
-        assert max(self._grown.values()) < GROWTH_KIB_MAX, self._grown
 
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("protocol", sorted(SPEAKERS))
 def test_refused_requests_leave_nothing(server: ServerProcess, protocol: str, count: int) -> None:
     with closing(SPEAKERS[protocol](server)) as speak:
-        # A client of HTTP/2 that sends on although it was refused is not for this test.
+        # A client of HTTP/2 that sends on although it was refused: test_refused_connections.py.
         kinds = {k: v for k, v in REFUSALS.items() if protocol == "h1" or k != UNREAD}
         for refusal in kinds.values():
             ask(speak, refusal)
@@ -202,3 +186,56 @@ def publish(server: ServerProcess, count: int, *names: str) -> None:
                 socket.send(message)
                 answer = json.loads(socket.recv(SECONDS_MAX))
                 assert (answer["op"], answer["code"]) == ("error", code), answer
+
+
+# Bodies that are nearly as large as they may be
+
+
+@pytest.fixture(scope="module")
+def spacious(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that takes bodies as large as usual."""
+    with ServerProcess(tmp_path_factory.mktemp("large"), api_keys=KEYS) as server:
+        admin = {"authorization": f"Bearer {ALL}"}
+        with closing(SPEAKERS["h1"](server)) as speak:
+            assert speak("PUT", "/v0/topics/t", {}, admin).status == 201
+        yield server
+
+
+def large_read() -> Refusal:
+    """60 KB that become 60 MB."""
+    body = large({"limit": 1}, LARGE_BYTES)
+    return refusal(404, "topic_not_found", "/v0/topics/none/diff", body, READS)
+
+
+def large_append() -> Refusal:
+    """60 MB as they are."""
+    rows = [{"data": "x" * RECORD_BYTES}] * (LARGE_BYTES // RECORD_BYTES)
+    body = json.dumps({"records": rows, "expected_head_seq": 9}).encode()
+    return refusal(409, "head_mismatch", "/v0/topics/t", body, packed=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("senders", [1, 8])
+@pytest.mark.parametrize(("make", "count"), [(large_read, 40), (large_append, 75)])
+@pytest.mark.parametrize("protocol", sorted(SPEAKERS))
+def test_large_bodies_leave_nothing(
+    spacious: ServerProcess,
+    protocol: str,
+    make: Callable[[], Refusal],
+    count: int,
+    senders: int,
+) -> None:
+    """Whether they come one after the other or several at once."""
+    refused, growth = make(), Growth(spacious)
+
+    def send(times: int) -> None:
+        with closing(SPEAKERS[protocol](spacious)) as speak:
+            for _ in range(times):
+                ask(speak, refused)
+
+    with ThreadPoolExecutor(senders) as pool:
+        for sent in [pool.submit(send, count // senders) for _ in range(senders)]:
+            sent.result()
+    growth.look_at_rest(make.__name__)
+    growth.check()

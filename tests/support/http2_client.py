@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from struct import pack
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -22,9 +22,13 @@ from h2.events import (
 )
 from h2.settings import SettingCodes
 
-from tests.support.served_app import Served
-
 Fields = Sequence[tuple[bytes, bytes]]
+
+
+class Connects(Protocol):
+    """A server, wherever it runs: `Served` is one in this process."""
+
+    def connect(self) -> socket.socket: ...
 
 
 def frame(kind: int, flags: int, stream_id: int, body: bytes = b"") -> bytes:
@@ -61,7 +65,7 @@ CONNECT = (
 class Client:
     """`with Client(served) as client: ...`"""
 
-    def __init__(self, served: Served, window: int | None = None, greedy: bool = True) -> None:
+    def __init__(self, served: Connects, window: int | None = None, greedy: bool = True) -> None:
         self.sock = served.connect()
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The checks of `h2` are off: some tests send what they forbid.
@@ -122,9 +126,14 @@ class Client:
         return stream_id
 
     def send(self, stream_id: int, data: bytes, end: bool = False) -> None:
-        """Send a body, as the windows allow."""
+        """Send a body, as the windows allow; a stream that the server resets takes no more."""
+        stream = self.streams[stream_id]
         while data:
-            self.until(lambda: self.h2.local_flow_control_window(stream_id) > 0)
+            self.until(
+                lambda: stream.reset is not None or self.h2.local_flow_control_window(stream_id) > 0
+            )
+            if stream.reset is not None:
+                return
             size = min(
                 len(data),
                 self.h2.local_flow_control_window(stream_id),

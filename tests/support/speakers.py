@@ -15,6 +15,7 @@ import httpx
 from headrace.testing.process import ServerProcess
 
 SECONDS_MAX = 30.0
+PIECE_BYTES = 256 << 10
 JSON_TYPE = {"content-type": "application/json"}
 ERROR_KEYS = {"code", "message", "detail"}
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # made once: reading certificates takes long
@@ -256,7 +257,12 @@ class Http2(Speaker):
         self, client: httpx.Client, method: str, path: str, body: bytes | None, headers: Any
     ) -> httpx.Request:
         url = httpx.URL(self.server.url).copy_with(raw_path=path.encode())
-        return client.build_request(method, url, content=body, headers=headers)
+        if body is None or len(body) <= PIECE_BYTES:
+            return client.build_request(method, url, content=body, headers=headers)
+        # For each frame that it sends, httpx copies the rest of the piece.
+        pieces = (body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES))
+        headers = {"content-length": str(len(body)), **headers}
+        return client.build_request(method, url, content=pieces, headers=headers)
 
     def send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Reply:
         with self.open_body(self._client(), method, path, body, headers) as stream:

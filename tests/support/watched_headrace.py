@@ -1,12 +1,14 @@
-"""`headrace serve` without a garbage collector, which tells at its stop what one would have freed.
+"""`headrace serve` without a garbage collector, which tells what one would have freed.
 
 A server collects very rarely, so what is in a circle stays: a request, its body, its connection.
 Run instead of `headrace` by `Servers`, it says on stderr which objects of ours were in circles that
-nothing refers to; `Servers` fails the tests of such a server.
+nothing refers to, at its stop and ten times a second, since tests kill servers, too; `Servers`
+fails the tests of such a server.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 from collections import Counter
@@ -16,12 +18,15 @@ from typing import Any
 from headrace.cli import serve
 from headrace.cli.compose import Server
 from headrace.cli.main import main
+from headrace.engine.engine import Engine
 
 MODULE = "tests.support.watched_headrace"
 SAID = "circles that only a collection would free:"
 PACKAGE = "headrace"
 # Bytes that a circle may keep: the parts of a head, not a body.
 BYTES_MAX = 16 << 10
+# A look takes less than 1 ms: all that a start leaves is frozen, and not looked at.
+LOOK_SECONDS = 0.1
 
 
 def unreachable() -> list[object]:
@@ -68,16 +73,33 @@ def _code(thing: object) -> CodeType | None:
     return thing.__code__ if isinstance(thing, FunctionType) else None
 
 
+def look() -> bool:
+    """Say which objects of ours are in circles; return whether there are any."""
+    names = of_ours(unreachable())
+    if names:
+        print(SAID, dict(names), file=sys.stderr, flush=True)
+    return bool(names)
+
+
 def watch() -> None:
-    """Have every server of this process look for circles when its connections have ended."""
+    """Have every server of this process look while it serves, and when it has drained."""
+    recover: Any = serve._recover
     drain: Any = serve._drain
+
+    async def recover_and_look(engine: Engine, signals: serve.StopSignals) -> bool:
+        live: bool = await recover(engine, signals)
+        look_on()
+        return live
+
+    def look_on() -> None:
+        if not look():  # once is enough
+            asyncio.get_running_loop().call_later(LOOK_SECONDS, look_on)
 
     async def drain_and_look(server: Server, timeout_ms: int) -> None:
         await drain(server, timeout_ms)
-        names = of_ours(unreachable())
-        if names:
-            print(SAID, dict(names), file=sys.stderr, flush=True)
+        look()
 
+    serve._recover = recover_and_look
     serve._drain = drain_and_look
     gc.disable()
 

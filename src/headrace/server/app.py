@@ -23,6 +23,7 @@ from headrace.engine.topics.loading import LoadingTopics
 from headrace.metrics.requests import Metrics
 from headrace.server.access import AccessControl
 from headrace.server.compression import choose, decode_body, encode_body
+from headrace.server.freed_memory import FreedMemory
 from headrace.server.memory_reserve import MemoryReserve
 from headrace.server.refusals import no_memory
 from headrace.server.turn import Turn
@@ -93,10 +94,12 @@ class App:
         self._now_ns = runtime.clock.monotonic_ns
         self.state: State = "starting"
         self.budget = Budget(settings.request_memory_bytes_max)
+        self.passing_bytes = 0  # of bodies that were unpacked, or taken in pieces
         self.connections: set[TransportConnection] = set()
         self.pending_bytes = 0  # of answers not yet taken, as of the last tick
         self._runtime = runtime
         self._reserve = MemoryReserve()
+        self._freed = FreedMemory()
         self._silent_to_ms = 0  # when a lack of memory may be logged again
         self._ticking = False
         self.turn = Turn(runtime, settings.turn_requests_max)
@@ -146,6 +149,8 @@ class App:
     def _tick(self) -> None:
         if not self._ticking:
             return
+        budget = self.budget
+        self._freed.look(budget.taken + self.passing_bytes, budget.used)
         self._reserve.restore()
         now_ms = self.now_ms()
         self.waiting.refuse_late(now_ms)
@@ -287,6 +292,8 @@ class App:
         route.dialect.check_head(exchange)
 
         def decoded(value: object, error: BaseException | None) -> None:
+            # One that failed may have become as large as it may be before it did.
+            self.passing_bytes += len(value) if isinstance(value, bytes) else bytes_max
             if exchange.answered:
                 return  # the client went away
             if error is not None:

@@ -73,6 +73,7 @@ class TransportExchange(ServedExchange):
 
     def piece_arrived(self, piece: bytes) -> None:
         """Hand over a piece, or keep it until it is wanted."""
+        self._connection.app.passing_bytes += len(piece)
         if self._body_dropped:
             self._piece_taken(len(piece))
             return

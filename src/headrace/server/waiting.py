@@ -21,17 +21,19 @@ from headrace.wire.routes import Route
 class Budget:
     """A number of bytes that all requests share."""
 
-    __slots__ = ("limit", "used")
+    __slots__ = ("limit", "taken", "used")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        self.taken = 0  # since the server began
 
     def take(self, amount: int) -> bool:
         """Take bytes if the limit allows it; whether it did."""
         if self.used + amount > self.limit:
             return False
         self.used += amount
+        self.taken += amount
         return True
 
     def give(self, amount: int) -> None:
