@@ -42,6 +42,26 @@ def append_fsync(stage: Stage) -> None:
     _append(stage, "fsync")
 
 
+def lone(stage: Stage) -> None:
+    """Durable calls one at a time, which the loop syncs itself; some come while it is busy."""
+    driver = stage.open()
+    driver.put("t", FSYNC)
+    for turn in range(18):
+        driver.append("t", stage.record(6_000, tagged=True), config=FSYNC)
+        if turn % 6 == 5:
+            driver.append("t", stage.record())
+        if turn % 10 == 9:
+            driver.finish()
+            driver.delete("t", match="a")
+        if turn % 8 == 7:
+            driver.append("d", stage.record(), config=DISK)
+        stage.pace(driver)
+        driver.steps(1)
+        if turn == 12:
+            stage.checkpoint(driver)
+    driver.settle()
+
+
 def append_disk(stage: Stage) -> None:
     _append(stage, "disk")
 
@@ -486,6 +506,7 @@ WORKLOADS: dict[str, Workload] = {
     "seal_own": Workload(seal_own, Setup(policy=_OWN)),
     "relocate": Workload(relocate, Setup(_COLD, _OWN, cold=True)),
     "shards": Workload(shards, ordered=False),
+    "lone": Workload(lone, Setup(idle_in=200)),
     "window": Workload(window, Setup(shuffled=True)),
     "rotation_beside": Workload(rotation_beside, Setup(shuffled=True), ordered=False),
     "mixed": Workload(mixed, Setup(policy=_MERGES, shuffled=True, cached=False), ordered=False),

@@ -44,6 +44,7 @@ class WalShard:
         batch_bytes_max: int,
         pending_bytes_max: int,
         sync_interval_ms: int,
+        inline_sync_us_max: int = 0,
         room: LogRoom | None = None,
     ) -> None:
         self.directory = files.directory
@@ -68,6 +69,7 @@ class WalShard:
             self._writer,
             self._synced,
             interval_ms=sync_interval_ms,
+            inline_us_max=inline_sync_us_max,
         )
         self._batch_bytes_max = batch_bytes_max
         self._sync_interval_ms = sync_interval_ms
@@ -78,7 +80,8 @@ class WalShard:
         self.forwards_staged = 0  # counted by the part that stages them
         # Commits that wait for a sync: up to which position, how long the write took, and when.
         self._waiting: deque[tuple[int, int, int, list[Commit]]] = deque()
-        self._settle = OrderedSettling(self.halt).settle
+        self._settling = OrderedSettling(self.halt)
+        self._settle = self._settling.settle
         self._poison: OSError | None = None
         self._closed = False
 
@@ -179,7 +182,7 @@ class WalShard:
         if failure is not None:
             self._settle(commits[done:], failure)
         if done:
-            self._want_sync(urgent=bool(self._waiting))
+            self._want_sync(urgent=bool(self._waiting), lone=len(commits) == 1)
             self.after_settling()
 
     def _write(self, commits: list[Commit]) -> tuple[HeadraceError | None, int]:
@@ -274,6 +277,11 @@ class WalShard:
         return self.syncs.total
 
     @property
+    def inline_syncs_total(self) -> int:
+        """Those of them that the loop thread did itself."""
+        return self.syncs.inline_total
+
+    @property
     def windows_total(self) -> int:
         """Syncs that waited for more to join them."""
         return self.syncs.windows_total
@@ -313,9 +321,10 @@ class WalShard:
         """Change `window_ms`; 0: they do not wait."""
         self.syncs.widen(window_ms)
 
-    def _want_sync(self, *, urgent: bool) -> None:
+    def _want_sync(self, *, urgent: bool, lone: bool = False) -> None:
         if self._poison is None:
-            self.syncs.want(urgent=urgent)
+            # Those that are being settled in this turn would hear of it only after the sync.
+            self.syncs.want(urgent=urgent, lone=lone and not self._settling.busy)
 
     def _synced(self, error: OSError | None) -> None:
         if error is not None:

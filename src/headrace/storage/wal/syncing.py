@@ -4,7 +4,9 @@ Only this file decides when the log is synced and in which thread.  The rules it
 
 * at most one sync is asked for or runs; what is written meanwhile is for the next one;
 * a sync that nobody waits for is put off, and cut short by one that somebody waits for;
-* a window holds up those that somebody waits for, so that more can join them (0: not at all).
+* a window holds up those that somebody waits for, so that more can join them (0: not at all);
+* syncs run in a lane, while the loop works on.  For a lone commit, with nothing else to do and a
+  disk that is quick, the loop syncs itself: two hand-overs between threads cost as much again.
 
 It knows neither commits nor what a failed sync means: `shard.py` does.
 """
@@ -13,12 +15,47 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headrace.core.clock import NS_PER_US
+from headrace.core.error_frames import without_frames
+from headrace.core.limits import KIB
 from headrace.core.runtime import Runtime, Thunk
 from headrace.core.telemetry import LATENCY_NS, SECONDS_PER_NS, Histogram
 from headrace.storage.wal.batch_writer import BatchWriter, SyncGroup
 
 # Upper bounds of the histogram of sync times, in microseconds.
 SYNC_MICROS = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
+
+# Of what the average of sync times keeps when another is added: all but one part in so many.
+AVERAGE_PARTS = 8
+# How many syncs the lane does after one of the loop's that somebody else had to wait for.
+LANE_SYNCS = 256
+# What the loop syncs itself has at most so many bytes: more takes longer than the average did.
+INLINE_BYTES_MAX = 64 * KIB
+
+
+class InlineChoice:
+    """Whether the loop may sync by itself: not if it takes long, nor if others came meanwhile.
+
+    `ns_max` bounds the average time of the last syncs; 0: it never may.
+    """
+
+    def __init__(self, ns_max: int) -> None:
+        self._ns_max = ns_max
+        self._average_ns = ns_max  # until a sync was quicker, the disk is taken for a slow one
+        self._lane_syncs = 0  # the next so many
+
+    def may(self) -> bool:
+        return self._average_ns < self._ns_max and not self._lane_syncs
+
+    def took(self, ns: int) -> None:
+        """Count a sync, wherever it ran."""
+        self._average_ns += (ns - self._average_ns) // AVERAGE_PARTS
+        if self._lane_syncs:
+            self._lane_syncs -= 1
+
+    def held_up(self) -> None:
+        """Somebody had to wait for a sync of the loop's: leave the next ones to the lane."""
+        self._lane_syncs = LANE_SYNCS
 
 
 class LogSyncs:
@@ -32,8 +69,10 @@ class LogSyncs:
         heard: Callable[[OSError | None], None],
         *,
         interval_ms: int,
+        inline_us_max: int,
     ) -> None:
         self.total = 0
+        self.inline_total = 0  # of these, by the loop itself
         self.micros = Histogram(SYNC_MICROS)
         self.durations = Histogram(LATENCY_NS, SECONDS_PER_NS)
         self.last_ns = 0  # how long the last one took
@@ -48,14 +87,19 @@ class LogSyncs:
         self._writer = writer
         self._heard = heard
         self._interval_ms = interval_ms
+        self._choice = InlineChoice(inline_us_max * NS_PER_US)
 
     @property
     def running(self) -> bool:
         """Whether what is written now has to wait for the sync after this one."""
         return self.asked and self._hurry is None
 
-    def want(self, *, urgent: bool) -> None:
-        """Sync what is written: soon, or if it is urgent as soon as the window allows."""
+    def want(self, *, urgent: bool, lone: bool = False) -> None:
+        """Sync what is written: soon, or if it is urgent as soon as the window allows.
+
+        `lone`: one commit waits for it and nothing was settled in this turn, so that it may be
+        done before this returns.
+        """
         if self.asked:
             if urgent and self._hurry is not None and not self._windowed:
                 if self._open_window():
@@ -67,7 +111,10 @@ class LogSyncs:
         self.asked = True
         if urgent and not self._open_window():
             group = self._writer.begin_sync()
-            self._runtime.submit(self._lane, lambda: self._sync(group), self._done)
+            if lone and self._is_quick(group) and self._runtime.idle():
+                self._sync_inline(group)
+            else:
+                self._runtime.submit(self._lane, lambda: self._sync(group), self._done)
         else:
             self._hurry = self._runtime.submit_after(
                 self.window_ms if urgent else self._interval_ms,
@@ -100,6 +147,27 @@ class LogSyncs:
         self._opened_ns = self._runtime.clock.monotonic_ns()
         return self._windowed
 
+    def _is_quick(self, group: SyncGroup) -> bool:
+        """Whether a sync is short enough for the loop, as far as the last ones tell."""
+        small = group.target - self._writer.durable <= INLINE_BYTES_MAX
+        return small and len(group.files) == 1 and self._choice.may()
+
+    def _sync_inline(self, group: SyncGroup) -> None:
+        value: object = None
+        failure: Exception | None = None
+        try:
+            value = self._sync(group)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the lane would hand it over
+            failure = error  # nothing may come between that could be interrupted in turn
+        except BaseException:
+            # A signal ends what the program was doing, and not what somebody waits for.
+            self._runtime.submit(self._lane, lambda: self._sync(group), self._done)
+            raise
+        self.inline_total += 1
+        if not self._runtime.idle():
+            self._choice.held_up()
+        self._done(value, without_frames(failure) if failure is not None else None)
+
     def _sync(self, group: SyncGroup) -> object:
         started = self._runtime.clock.monotonic_ns()
         self._writer.sync(group)
@@ -116,7 +184,8 @@ class LogSyncs:
         target, begun_ns, self.last_ns = value
         self._window_end_ns = begun_ns if windowed else 0
         self.total += 1
-        self.micros.observe(self.last_ns // 1000)
+        self.micros.observe(self.last_ns // NS_PER_US)
         self.durations.observe(self.last_ns)
+        self._choice.took(self.last_ns)
         self._writer.note_durable(target)
         self._heard(None)
