@@ -17,12 +17,11 @@ from tests.harness.engine_driver import SMALL, Setup
 from tests.harness.events import Loss
 from tests.harness.model import NewRecord, Producer, config_of
 from tests.harness.scene import TAGS, Stage
+from tests.harness.sync_workloads import lone, window
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 OF_CLASS = {durability: config_of(durability=durability) for durability in CLASSES}
 FSYNC, DISK = OF_CLASS["fsync"], OF_CLASS["disk"]
-# Longer than a sync waits for others under any pressure.
-WINDOW_MS = 20
 
 
 def _append(stage: Stage, durability: str) -> None:
@@ -40,26 +39,6 @@ def _append(stage: Stage, durability: str) -> None:
 
 def append_fsync(stage: Stage) -> None:
     _append(stage, "fsync")
-
-
-def lone(stage: Stage) -> None:
-    """Durable calls one at a time, which the loop syncs itself; some come while it is busy."""
-    driver = stage.open()
-    driver.put("t", FSYNC)
-    for turn in range(18):
-        driver.append("t", stage.record(6_000, tagged=True), config=FSYNC)
-        if turn % 6 == 5:
-            driver.append("t", stage.record())
-        if turn % 10 == 9:
-            driver.finish()
-            driver.delete("t", match="a")
-        if turn % 8 == 7:
-            driver.append("d", stage.record(), config=DISK)
-        stage.pace(driver)
-        driver.steps(1)
-        if turn == 12:
-            stage.checkpoint(driver)
-    driver.settle()
 
 
 def append_disk(stage: Stage) -> None:
@@ -454,30 +433,6 @@ def mixed(stage: Stage) -> None:
             stage.clock.advance(15)
         stage.pace(driver)
     driver.settle()
-
-
-def window(stage: Stage) -> None:
-    """Pressure comes and goes: syncs wait for others, and crashes fall into the wait."""
-    driver = stage.open()
-    for turn, pressure in enumerate((1.0, 0.5, 0.0, 1.0, 0.7, 1.0)):
-        driver.govern(pressure)
-        for _ in range(6):
-            name = ("f", "d", "e")[stage.dice.below(3)]
-            config = OF_CLASS[{"f": "fsync", "d": "disk", "e": "ephemeral"}[name]]
-            driver.append(name, *stage.records(1 + stage.dice.below(3), tagged=True), config=config)
-            stage.pace(driver)
-            stage.clock.advance(stage.dice.below(5))
-            driver.steps(stage.dice.below(4))
-        if turn == 1:
-            driver.delete("f", match="a")
-        if turn == 3:
-            stage.checkpoint(driver)
-        if turn == 4:
-            stage.clock.advance(WINDOW_MS)
-            driver.finish()
-            driver.drop("d")
-    stage.clock.advance(WINDOW_MS)
-    driver.finish()
 
 
 @dataclass(frozen=True)

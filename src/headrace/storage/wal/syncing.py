@@ -27,8 +27,13 @@ SYNC_MICROS = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
 
 # Of what the average of sync times keeps when another is added: all but one part in so many.
 AVERAGE_PARTS = 8
-# How many syncs the lane does after one of the loop's that somebody else had to wait for.
-LANE_SYNCS = 256
+# A sync counts for at most so many times the bound: one that met a busy disk says little of it.
+SLOW_PARTS_MAX = 2
+# How many syncs the lane does after one of the loop's that was slow: each time twice as many, since
+# where all processors are busy the lane's can be the quicker ones.  After one that somebody else
+# had to wait for it does the most at once.
+LANE_SYNCS_MIN = 8
+LANE_SYNCS_MAX = 256
 # What the loop syncs itself has at most so many bytes: more takes longer than the average did.
 INLINE_BYTES_MAX = 64 * KIB
 
@@ -43,19 +48,27 @@ class InlineChoice:
         self._ns_max = ns_max
         self._average_ns = ns_max  # until a sync was quicker, the disk is taken for a slow one
         self._lane_syncs = 0  # the next so many
+        self._after_slow = LANE_SYNCS_MIN  # so many when one of the loop's is slow
 
     def may(self) -> bool:
         return self._average_ns < self._ns_max and not self._lane_syncs
 
     def took(self, ns: int) -> None:
         """Count a sync, wherever it ran."""
-        self._average_ns += (ns - self._average_ns) // AVERAGE_PARTS
+        counted = min(ns, SLOW_PARTS_MAX * self._ns_max)
+        self._average_ns += (counted - self._average_ns) // AVERAGE_PARTS
         if self._lane_syncs:
             self._lane_syncs -= 1
 
-    def held_up(self) -> None:
-        """Somebody had to wait for a sync of the loop's: leave the next ones to the lane."""
-        self._lane_syncs = LANE_SYNCS
+    def did(self, ns: int, *, held_up: bool) -> None:
+        """Leave the next syncs to the lane if one of the loop's was slow or held somebody up."""
+        if ns > self._ns_max:
+            self._lane_syncs = self._after_slow
+            self._after_slow = min(2 * self._after_slow, LANE_SYNCS_MAX)
+        else:
+            self._after_slow = max(self._after_slow // 2, LANE_SYNCS_MIN)
+        if held_up:
+            self._lane_syncs = LANE_SYNCS_MAX
 
 
 class LogSyncs:
@@ -164,9 +177,9 @@ class LogSyncs:
             self._runtime.submit(self._lane, lambda: self._sync(group), self._done)
             raise
         self.inline_total += 1
-        if not self._runtime.idle():
-            self._choice.held_up()
+        held_up = not self._runtime.idle()  # before anybody hears, and has the loop do more
         self._done(value, without_frames(failure) if failure is not None else None)
+        self._choice.did(self.last_ns, held_up=held_up)
 
     def _sync(self, group: SyncGroup) -> object:
         started = self._runtime.clock.monotonic_ns()

@@ -10,7 +10,12 @@ import pytest
 from headrace.core.clock import NS_PER_MS
 from headrace.core.errors import HeadraceError, Internal, NotReady
 from headrace.storage.wal.frame import PAGE_BYTES
-from headrace.storage.wal.syncing import INLINE_BYTES_MAX, LANE_SYNCS, InlineChoice
+from headrace.storage.wal.syncing import (
+    INLINE_BYTES_MAX,
+    LANE_SYNCS_MAX,
+    LANE_SYNCS_MIN,
+    InlineChoice,
+)
 from headrace.testing.faultfs import Fault, FaultFilesystem, FaultPlan
 from headrace.testing.simdisk import SimDisk
 from tests.support.wal_logs import Entry, IdleRuntime, Log, numbers
@@ -196,14 +201,43 @@ def test_a_slow_sync_sends_the_next_ones_to_the_lane_until_they_are_quick() -> N
     while not log.flushed().settled:
         log.run()
         lane += 1
-    assert 10 < lane < 40
+    assert lane == 5, "so long the average is above the bound"
+
+
+def test_after_each_slow_sync_the_lane_does_twice_as_many() -> None:
+    log = quick_log(file_bytes=1 << 20)
+
+    def slow_once() -> int:
+        """How many the lane does after it."""
+        log.sync_ms = 20 * BOUND_MS
+        assert log.flushed().settled
+        log.sync_ms = 0
+        lane = 0
+        while not log.flushed().settled:
+            log.run()
+            lane += 1
+        return lane
+
+    assert [slow_once() for _ in range(3)] == [LANE_SYNCS_MIN, LANE_SYNCS_MIN, LANE_SYNCS_MIN]
+    choice = InlineChoice(1_000)
+    choice.took(0)
+    found = []
+    for ns in (1_001, 1_001, 1_001, *[1_001] * 9, 0, 0, 1_001):
+        choice.did(ns, held_up=False)
+        lane = 0
+        while not choice.may():
+            choice.took(0)
+            lane += 1
+        found.append(lane)
+    assert found[:3] == [LANE_SYNCS_MIN, 2 * LANE_SYNCS_MIN, 4 * LANE_SYNCS_MIN]
+    assert found[11:] == [LANE_SYNCS_MAX, 0, 0, LANE_SYNCS_MAX // 4]
 
 
 def test_after_a_sync_that_held_somebody_up_the_lane_does_many() -> None:
     log = quick_log()
     log.answers.extend((True, False))  # nothing before it, something after it
     assert log.flushed().settled
-    for _ in range(LANE_SYNCS - 1):
+    for _ in range(LANE_SYNCS_MAX):
         assert not log.flushed().settled
         log.run()
     assert log.flushed().settled
