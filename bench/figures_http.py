@@ -57,6 +57,26 @@ def _appends(name: str, about: str, cpu: Goal | None) -> list[Figure]:
     )
 
 
+def _lone(way: str, about: str) -> list[Figure]:
+    name = f"http_lone_{way}"
+    beside = [
+        row
+        for neighbour, what in (("append", "an append of class disk"), ("read", "a read"))
+        for row in (
+            (f"{name}_beside_{neighbour}_p50", "µs", f"{about}, beside a neighbour: p50", None),
+            (f"{name}_{neighbour}_p50", "µs", f"the neighbour, {what}: p50", None),
+            (f"{name}_{neighbour}_p99", "µs", "the same, p99", None),
+            (f"{name}_{neighbour}_rate", "requests/s", "the same", None),
+        )
+    ]
+    return _case(
+        "http_lone",
+        (f"{name}_p50", "µs", f"{about}, alone: p50", None),
+        (f"{name}_p99", "µs", "the same, p99", None),
+        *beside,
+    )
+
+
 _SINGLE = "1 x 256 B, 64 connections"
 _ONE = "1 x 256 B, 1 connection"
 
@@ -114,6 +134,9 @@ HTTP_FIGURES: tuple[Figure, ...] = (
         ("http_latency_p99", "ms", "the same, p99", at_most(9.99)),
         ("http_latency_p999", "ms", "the same, p99.9", None),
     ),
+    *_case("http_lone", ("http_lone_bare_p50", "µs", "a bare fdatasync in the same run", None)),
+    *_lone("inline", "one writer, class fsync"),
+    *_lone("lane", "the same with every sync in the lane"),
     *_case(
         "http_sse",
         ("http_sse_0_writer_p99", "ms", "no watcher, 20 appends/s: the writer's p99", None),

@@ -33,6 +33,9 @@ EXCEPTIONS: dict[tuple[str, str, str], str] = {
     ("randomness", "storage/fs.py", "os.urandom"): (
         "it stands for a boot id that the machine does not tell; no decision follows from its value"
     ),
+    ("sockets", "core/thread_runtime.py", "select"): (
+        "it asks the descriptor that its loop waits on whether there is news, and speaks to nobody"
+    ),
     ("module soft limit", "core/errors.py", ""): (
         "the list of all errors: one short class for each code, and nothing else defines any"
     ),

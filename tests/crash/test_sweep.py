@@ -37,6 +37,7 @@ SECOND_LONG = 2
 # Workload -> (seeds, the least number of states of one sweep).
 SWEEPS: dict[str, tuple[int, int]] = {
     "append_fsync": (1, 260),
+    "lone": (1, 900),
     "append_disk": (1, 230),
     "append_memory": (1, 230),
     "append_ephemeral": (1, 150),
@@ -115,6 +116,13 @@ def test_snapshot_and_tail_say_what_the_whole_log_says(workload: str) -> None:
     for name, view in views[0].items():
         if view.config.durability != "ephemeral":  # how far ahead seqs are reserved may differ
             assert view == views[1][name]
+
+
+@pytest.mark.parametrize("workload", ["append_fsync", "checkpoint", "lone", "mixed"])
+def test_syncs_of_the_loop_and_of_the_lane_are_both_crashed(workload: str) -> None:
+    shards = [shard for d in perform(workload, 1).drivers for shard in d.engine.state.shards]
+    inline = sum(shard.inline_syncs_total for shard in shards)
+    assert 0 < inline < sum(shard.syncs_total for shard in shards)
 
 
 def test_the_suite_looks_at_enough_states() -> None:

@@ -21,6 +21,7 @@ from headrace.engine.engine import Engine
 from headrace.testing.faultfs import Action, Fault, FaultFilesystem, FaultPlan
 from headrace.testing.simdisk import SimDisk
 from tests.support.engine_reads import all_data
+from tests.support.wal_logs import IdleRuntime
 
 SETTINGS = Settings(
     wal_file_bytes=64 << 10, wal_batch_bytes_max=16 << 10, disk_reserve_bytes=64 << 10
@@ -40,8 +41,12 @@ class Attempt(NamedTuple):
         return self.ticket.done and self.ticket.error is None
 
 
-def open_engine(fs: FaultFilesystem | SimDisk, clock: ManualClock | None = None) -> Engine:
-    engine = Engine(fs, StepRuntime(clock or ManualClock()), SETTINGS, random=SeededRandom(1))
+def open_engine(
+    fs: FaultFilesystem | SimDisk,
+    clock: ManualClock | None = None,
+    runtime: type[StepRuntime] = StepRuntime,
+) -> Engine:
+    engine = Engine(fs, runtime(clock or ManualClock()), SETTINGS, random=SeededRandom(1))
     engine.recover()
     return engine
 
@@ -57,10 +62,10 @@ def settle(engine: Engine) -> None:
 class Scene:
     """A disk, a plan that starts counting after the start, and the appends made so far."""
 
-    def __init__(self, *faults: Fault) -> None:
+    def __init__(self, *faults: Fault, runtime: type[StepRuntime] = StepRuntime) -> None:
         self.disk = SimDisk()
         self.fs = FaultFilesystem(self.disk, _Armed(*faults))
-        self.engine = open_engine(self.fs)
+        self.engine = open_engine(self.fs, runtime=runtime)
         settle(self.engine)
         for durability in CLASSES:
             self.engine.put_topic(durability, {"durability": durability}).result()
@@ -215,6 +220,26 @@ def test_l11_a_failed_sync_poisons_the_log_until_the_restart() -> None:
         settle(scene.engine)
     assert scene.plan.calls["sync_data"] == calls, "a failed sync is never tried again"
     scene.check()
+
+
+@pytest.mark.parametrize("action", ["eio", "lie"])
+def test_l11_a_lone_writer_with_a_fault_at_every_sync(action: Action) -> None:
+    """Its syncs are the loop's own, and fail as those of the lane do."""
+    inline = 0
+    for n in every_n():
+        scene = Scene(Fault("sync*", n, action), runtime=IdleRuntime)
+        for turn in range(12):
+            scene.append("fsync")
+            if turn % 4 == 3:
+                settle(scene.engine)
+            else:
+                scene.engine.runtime.drain()
+        scene.plan.armed = False
+        inline += scene.engine.state.shards[0].inline_syncs_total
+        scene.check(lies=action == "lie")
+        if not scene.plan.fired:
+            break
+    assert inline > n
 
 
 def test_appends_in_flight_at_a_failed_sync_are_all_answered() -> None:

@@ -2,8 +2,8 @@
 
 Only this file turns an engine's answers into the oracle's events.  Each event is a mark in the
 disk's trace, so that for a crash at any position it is known exactly what had been asked and what
-had been acknowledged.  Everything runs in one thread; with dice, the lanes of the runtime take
-turns in an order that the dice choose.
+had been acknowledged.  Everything runs in one thread; dice say whether a lone commit is synced at
+once or by a lane, and for some workloads which lane goes next.
 """
 
 from __future__ import annotations
@@ -72,18 +72,30 @@ class Setup:
     cold: bool = False
     cached: bool = True  # False: every read of a file goes through the reader lane
     shuffled: bool = False  # lanes take turns by the dice
+    idle_in: int = 8  # the loop is busy once in so many times that it is asked
 
 
-class ShuffledRuntime(StepRuntime):
+class DicedRuntime(StepRuntime):
+    """Whether the loop has nothing else to do, and may sync by itself, is chosen by dice."""
+
+    def __init__(self, clock: Clock, dice: Dice, idle_in: int) -> None:
+        super().__init__(clock)
+        self._dice = dice
+        self._idle_in = idle_in
+
+    def idle(self) -> bool:
+        return self._dice.below(self._idle_in) > 0
+
+
+class ShuffledRuntime(DicedRuntime):
     """Everything in one thread, but which lane goes next is chosen by dice.
 
     The jobs of a lane run in order, one at a time, and what they report is a step of its own, as
     with real threads.
     """
 
-    def __init__(self, clock: Clock, dice: Dice) -> None:
-        super().__init__(clock)
-        self._dice = dice
+    def __init__(self, clock: Clock, dice: Dice, idle_in: int) -> None:
+        super().__init__(clock, dice, idle_in)
         self._lanes: dict[str, deque[tuple[Callable[[], object], Done]]] = {}
 
     def submit(self, lane: str, work: Callable[[], object], done: Done) -> None:
@@ -184,8 +196,8 @@ class Driver:
         self.dice = Dice(seed, 0xD1CE)
         self.on_event: Callable[[Event], None] = lambda _event: None
         disk.cached = setup.cached
-        runtime = ShuffledRuntime(clock, Dice(seed, 0x5C4ED)) if setup.shuffled else None
-        self.runtime = runtime or StepRuntime(clock)
+        runtime = ShuffledRuntime if setup.shuffled else DicedRuntime
+        self.runtime = runtime(clock, Dice(seed, 0x5C4ED), setup.idle_in)
         cold = None
         if setup.cold:
             fs = Subtree(disk, COLD)

@@ -28,7 +28,7 @@ class Stage:
     calm: bool = False  # each call is answered before the next
     disk: SimDisk = field(default_factory=SimDisk)
     clock: ManualClock = field(default_factory=ManualClock)
-    lives: int = 0
+    drivers: list[Driver] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.dice = Dice(self.seed, 0x57A6E)
@@ -39,8 +39,9 @@ class Stage:
         if changes:
             settings = replace(self.setup.settings, **changes)  # type: ignore[arg-type]
             self.setup = replace(self.setup, settings=settings)
-        self.lives += 1
-        driver = Driver(self.disk, self.setup, self.clock, self.seed * 100 + self.lives)
+        life = len(self.drivers) + 1
+        driver = Driver(self.disk, self.setup, self.clock, self.seed * 100 + life)
+        self.drivers.append(driver)
         driver.recover()
         return driver
 

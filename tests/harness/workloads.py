@@ -29,9 +29,7 @@ from tests.harness.engine_driver import SMALL, Setup
 from tests.harness.events import Loss
 from tests.harness.model import NewRecord, Producer, config_of
 from tests.harness.scene import TAGS, Stage
-
-# Longer than a sync waits for others under any pressure.
-WINDOW_MS = 20
+from tests.harness.sync_workloads import lone, window
 
 
 def batch(stage: Stage) -> None:
@@ -404,30 +402,6 @@ def mixed(stage: Stage) -> None:
     driver.settle()
 
 
-def window(stage: Stage) -> None:
-    """Pressure comes and goes: syncs wait for others, and crashes fall into the wait."""
-    driver = stage.open()
-    for turn, pressure in enumerate((1.0, 0.5, 0.0, 1.0, 0.7, 1.0)):
-        driver.govern(pressure)
-        for _ in range(6):
-            name = ("f", "d", "e")[stage.dice.below(3)]
-            config = OF_CLASS[{"f": "fsync", "d": "disk", "e": "ephemeral"}[name]]
-            driver.append(name, *stage.records(1 + stage.dice.below(3), tagged=True), config=config)
-            stage.pace(driver)
-            stage.clock.advance(stage.dice.below(5))
-            driver.steps(stage.dice.below(4))
-        if turn == 1:
-            driver.delete("f", match="a")
-        if turn == 3:
-            stage.checkpoint(driver)
-        if turn == 4:
-            stage.clock.advance(WINDOW_MS)
-            driver.finish()
-            driver.drop("d")
-    stage.clock.advance(WINDOW_MS)
-    driver.finish()
-
-
 @dataclass(frozen=True)
 class Workload:
     """A program and the engine it runs on."""
@@ -455,6 +429,7 @@ WORKLOADS: dict[str, Workload] = {
     "seal_own": Workload(seal_own, Setup(policy=_OWN)),
     "relocate": Workload(relocate, Setup(_COLD, _OWN, cold=True)),
     "shards": Workload(shards, ordered=False),
+    "lone": Workload(lone, Setup(idle_in=200)),
     "window": Workload(window, Setup(shuffled=True)),
     "rotation_beside": Workload(rotation_beside, Setup(shuffled=True), ordered=False),
     "mixed": Workload(mixed, Setup(policy=_MERGES, shuffled=True, cached=False), ordered=False),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
-from headrace.core.clock import ManualClock, SeededRandom
+from headrace.core.clock import Clock, ManualClock, SeededRandom
 from headrace.core.errors import HeadraceError
 from headrace.core.runtime import Done, StepRuntime
 from headrace.storage.fs import Filesystem
@@ -48,6 +49,17 @@ class LateNewsRuntime(StepRuntime):
         super().submit(lane, work, lambda value, error: self.soon(lambda: done(value, error)))
 
 
+class IdleRuntime(StepRuntime):
+    """Nothing else waits for the loop, unless a test has said otherwise of the next question."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(clock)
+        self.answers: deque[bool] = deque()
+
+    def idle(self) -> bool:
+        return self.answers.popleft() if self.answers else True
+
+
 class Log:
     """A shard on a disk, with the entries staged so far."""
 
@@ -57,6 +69,7 @@ class Log:
         *,
         file_bytes: int = 64 << 10,
         runtime: type[StepRuntime] = StepRuntime,
+        inline_sync_us_max: int = 0,
     ) -> None:
         self.disk = fs or SimDisk()
         self.clock = ManualClock()
@@ -70,6 +83,7 @@ class Log:
         self.shard = WalShard(
             self.disk, self.runtime, files,
             batch_bytes_max=16 << 10, pending_bytes_max=1 << 20, sync_interval_ms=50,
+            inline_sync_us_max=inline_sync_us_max,
         )  # fmt: skip
         self.shard.start(0, [])
         self.runtime.run()

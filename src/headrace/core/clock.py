@@ -14,6 +14,7 @@ import time
 from typing import Protocol
 
 WALL_JUMP_MS_MIN = 60_000
+NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 
 

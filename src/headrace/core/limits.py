@@ -68,6 +68,8 @@ pipeline_error_bytes_max: Final = 4 * KIB
 erased_bytes_max: Final = 1 * MIB
 wal_shards_max: Final = 64
 reader_threads_max: Final = 64
+# A loop that waits longer than that for a disk is not one to wait itself.
+inline_sync_us_max: Final = 100_000
 
 assert native_topic_name_bytes_max < topic_name_bytes_max
 assert pipeline_dest_bytes_max < native_topic_name_bytes_max

@@ -2,7 +2,8 @@
 
 All engine state belongs to one thread, the *loop thread*.  A runtime gives it: `soon` (run this
 when the current turn ends), `submit` (run this elsewhere, then tell the loop thread),
-`submit_after` (the same after a wait, which what it returns cuts short) and `later`.
+`submit_after` (the same after a wait, which what it returns cuts short), `later`, and `idle`
+(whether anything else waits for the loop thread, so that something short may be done at once).
 
 `StepRuntime` runs everything in one thread in a fixed order, so that tests can stop at any step;
 those that serve are in `thread_runtime.py`.  Nothing here knows what the work is.
@@ -35,6 +36,7 @@ class Runtime(Protocol):
     def submit_after(
         self, delay_ms: int, lane: str, work: Callable[[], object], done: Done
     ) -> Thunk: ...
+    def idle(self) -> bool: ...  # nothing else waits for the loop thread, as far as can be told
     def wait(self, ticket: Ticket[T]) -> None: ...
     def drain(self) -> None: ...  # until nothing is ready and every lane is idle
     def close(self) -> None: ...
@@ -205,6 +207,10 @@ class StepRuntime:
         self, delay_ms: int, lane: str, work: Callable[[], object], done: Done
     ) -> Thunk:
         return submit_later(self, delay_ms, lane, work, done)
+
+    def idle(self) -> bool:
+        """Never: work of a lane is a step of its own, so that a test can stop before it."""
+        return False
 
     def step(self) -> bool:
         """Run one thing; False when nothing is ready."""

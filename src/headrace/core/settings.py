@@ -167,6 +167,15 @@ class Settings:
     sync_interval_ms: Annotated[
         int, _duration("Longest time until classes `memory` and `disk` are synced.", 1, 60_000)
     ] = 50
+    inline_sync_us_max: Annotated[
+        int,
+        _count(
+            "Microseconds that syncs may take on average for the loop to wait for one itself when"
+            " a durable append is all there is to do; 0: it never does.",
+            0,
+            limits.inline_sync_us_max,
+        ),
+    ] = 500
 
     disk_reserve_bytes: Annotated[
         int,

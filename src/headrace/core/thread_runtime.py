@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import sys
 import threading
 from collections import deque
@@ -140,6 +141,9 @@ class ThreadRuntime:
         self.submit(lane, wait_then_work, done)
         return hurry.set
 
+    def idle(self) -> bool:
+        return not self._ready
+
     def run(self) -> None:
         """End the turn: run what is ready and due."""
         while True:
@@ -180,6 +184,7 @@ class LoopRuntime(ThreadRuntime):
     ) -> None:
         super().__init__(clock, threads)
         self._loop = loop or asyncio.get_running_loop()
+        self._events = _events_of(self._loop)
         self._turn_asked = False
         self._closed = False
 
@@ -217,6 +222,10 @@ class LoopRuntime(ThreadRuntime):
         if not self._turn_asked:
             self._turn()
 
+    def idle(self) -> bool:
+        """Whether no step is left to do, and the kernel has no news for the loop either."""
+        return not self._ready and self._events is not None and not self._events.poll(0)
+
     def _turn(self) -> None:
         """Run what is ready now; what that makes ready runs in the next turn."""
         self._turn_asked = False
@@ -231,3 +240,20 @@ class LoopRuntime(ThreadRuntime):
     def wait(self, ticket: Ticket[T]) -> None:
         if not ticket.done:
             raise RuntimeError("inside an event loop: `await` the ticket instead of `.result()`")
+
+
+def _events_of(loop: asyncio.AbstractEventLoop) -> select.poll | None:
+    """What tells whether the loop will find an event when it looks next; None: nothing does.
+
+    The descriptor that a loop waits on (epoll) can be polled like any other, and so without taking
+    its events away.
+    """
+    if hasattr(loop, "_get_backend_id"):  # uvloop
+        descriptor = loop._get_backend_id()
+    elif hasattr(loop, "_selector") and hasattr(loop._selector, "fileno"):  # asyncio
+        descriptor = loop._selector.fileno()
+    else:
+        return None
+    events = select.poll()
+    events.register(descriptor, select.POLLIN)
+    return events

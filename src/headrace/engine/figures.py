@@ -145,11 +145,11 @@ class Figures:
 
     @property
     def sync_micros(self) -> Histogram:
-        return add_up([shard.sync_micros for shard in self._state.shards], FSYNC_MICROS, 1)
+        return add_up([shard.syncs.micros for shard in self._state.shards], FSYNC_MICROS, 1)
 
     @property
     def sync_durations(self) -> Histogram:
-        shards = [shard.sync_durations for shard in self._state.shards]
+        shards = [shard.syncs.durations for shard in self._state.shards]
         return add_up(shards, LATENCY_NS, SECONDS_PER_NS)
 
     @property

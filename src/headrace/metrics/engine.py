@@ -169,6 +169,11 @@ def _log(metrics: Metrics, figures: Figures) -> None:
         ),
         ("headrace_wal_batches_total", "Batches written to the log.", "batches_total"),
         ("headrace_wal_fsyncs_total", "Syncs of the log.", "syncs_total"),
+        (
+            "headrace_wal_inline_fsyncs_total",
+            "Those of them that the loop did itself, for a lone commit.",
+            "inline_syncs_total",
+        ),
         ("headrace_wal_bytes_written_total", "Bytes written to the log.", "bytes_total"),
         ("headrace_wal_rotations_total", "Changes to another log file.", "rotations_total"),
         (

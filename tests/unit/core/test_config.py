@@ -53,6 +53,8 @@ def test_settings_do_not_change() -> None:
         ({"HEADRACE_PORT": "70000"}, ["HEADRACE_PORT", "65535"]),
         ({"HEADRACE_PORT": ""}, ["HEADRACE_PORT"]),
         ({"HEADRACE_WAL_SHARDS": "0"}, ["HEADRACE_WAL_SHARDS", "1 or more"]),
+        ({"HEADRACE_INLINE_SYNC_US_MAX": "-1"}, ["HEADRACE_INLINE_SYNC_US_MAX", "0 or more"]),
+        ({"HEADRACE_INLINE_SYNC_US_MAX": "100001"}, ["HEADRACE_INLINE_SYNC_US_MAX", "100000"]),
         ({"HEADRACE_MAX_BODY_BYTES": "lots"}, ["HEADRACE_MAX_BODY_BYTES", "64MiB"]),
         ({"HEADRACE_CHECKPOINT_AGE_MS": "5 parsecs"}, ["HEADRACE_CHECKPOINT_AGE_MS", "30s"]),
         ({"HEADRACE_LOG": "loud"}, ["HEADRACE_LOG", "warning"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable
 
@@ -265,6 +266,15 @@ def test_a_delayed_submit_of_the_thread_runtime_can_be_hurried() -> None:
     runtime.close()
 
 
+def test_the_thread_runtime_is_idle_without_steps(threads: ThreadRuntime) -> None:
+    assert threads.idle()
+    threads.soon(lambda: None)
+    assert not threads.idle()
+    threads.run()
+    assert threads.idle()
+    threads.close()
+
+
 # LoopRuntime
 
 
@@ -367,6 +377,52 @@ def test_answers_of_lanes_add_no_turns() -> None:
         return between
 
     assert max(asyncio.run(main())) <= 1
+
+
+def make_uvloop() -> asyncio.AbstractEventLoop:
+    return pytest.importorskip("uvloop").new_event_loop()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("make_loop", [make_uvloop, asyncio.new_event_loop])
+def test_a_loop_knows_whether_anything_waits_for_it(
+    make_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """Steps of its own, and what the kernel has for it and it has not taken yet."""
+
+    async def main() -> list[bool]:
+        runtime = LoopRuntime()
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_reader(near, lambda: heard.set_result(near.recv(10)))
+        await asyncio.sleep(0.01)  # the loop begins to watch the socket
+        found = [runtime.idle()]
+        far.send(b"news")
+        found.append(runtime.idle())
+        assert await heard == b"news", "asking took nothing away"
+        found.append(runtime.idle())
+        runtime.soon(lambda: None)
+        found.append(runtime.idle())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        found.append(runtime.idle())
+        asyncio.get_running_loop().remove_reader(near)
+        near.close()
+        far.close()
+        runtime.close()
+        return found
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        assert runner.run(main()) == [True, False, True, False, True]
+
+
+def test_a_loop_that_cannot_tell_is_never_idle() -> None:
+    class Opaque(asyncio.AbstractEventLoop):
+        """A loop that shows nothing of what it waits on."""
+
+    runtime = LoopRuntime(Opaque())
+    assert not runtime.idle()
+    runtime.close()
 
 
 def test_a_delayed_submit_after_the_close_is_quiet() -> None:

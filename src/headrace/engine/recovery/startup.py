@@ -141,6 +141,7 @@ class Startup:
                     batch_bytes_max=settings.wal_batch_bytes_max,
                     pending_bytes_max=settings.wal_pending_bytes_max,
                     sync_interval_ms=settings.sync_interval_ms,
+                    inline_sync_us_max=settings.inline_sync_us_max,
                     room=state.room,
                 )
             )

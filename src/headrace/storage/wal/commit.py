@@ -35,20 +35,20 @@ class OrderedSettling:
     def __init__(self, halt: Callable[[], HeadraceError]) -> None:
         self._halt = halt  # called when memory ran out while a commit was applied
         self._later: deque[tuple[list[Commit], HeadraceError | None]] = deque()
-        self._settling = False
+        self.busy = False
 
     def settle(self, commits: list[Commit], error: HeadraceError | None) -> None:
         """Tell these commits; inside of another call, after that one is done."""
-        if self._settling:
+        if self.busy:
             self._later.append((commits, error))
             return
-        self._settling = True
+        self.busy = True
         try:
             self._tell(commits, error)
             while self._later:
                 self._tell(*self._later.popleft())
         finally:
-            self._settling = False
+            self.busy = False
 
     def _tell(self, commits: list[Commit], error: HeadraceError | None) -> None:
         for commit in commits:

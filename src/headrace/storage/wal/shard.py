@@ -1,14 +1,14 @@
 """A shard of the write-ahead log: batches out in order, each commit told when its class is met.
 
-Only this file decides when the log is written and synced.  The rules it owns:
+Only this file decides when the log is written.  The rules it owns:
 
 * one vectored write a turn; a commit that needs no sync is settled when it has returned;
-* while a sync runs, commits that need one wait for the next group (the window is 0 if not wider);
+* while a sync runs, commits that need one wait for the next group;
 * an empty batch closes the last window when the shard falls idle;
 * after a failed sync nothing is ever written again.
 
-It does not know what entries mean, and `batch_writer.py` places the batches in files.  `scan.py`
-reads them back.
+It does not know what entries mean.  `batch_writer.py` places the batches in files, `syncing.py`
+syncs them, `scan.py` reads them back.
 """
 
 from __future__ import annotations
@@ -20,19 +20,16 @@ from itertools import islice
 from headrace.core.error_frames import without_frames
 from headrace.core.errors import HeadraceError, OutOfResources
 from headrace.core.runtime import Runtime, Thunk
-from headrace.core.telemetry import LATENCY_NS, SECONDS_PER_NS, Histogram
+from headrace.core.telemetry import Histogram
 from headrace.storage.fs import Filesystem
 from headrace.storage.reserve import DiskReserve
-from headrace.storage.wal.batch_writer import SyncGroup
 from headrace.storage.wal.commit import Commit, OrderedSettling
 from headrace.storage.wal.failures import is_passing, read_only_error, unknown_outcome
 from headrace.storage.wal.frame import ENTRY_FORWARD
 from headrace.storage.wal.log_end import LogEnd
 from headrace.storage.wal.next_file import FileSequence
 from headrace.storage.wal.room import LogRoom
-
-# Upper bounds of the histogram of sync times, in microseconds.
-SYNC_MICROS = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
+from headrace.storage.wal.syncing import LogSyncs
 
 
 class WalShard:
@@ -47,31 +44,34 @@ class WalShard:
         batch_bytes_max: int,
         pending_bytes_max: int,
         sync_interval_ms: int,
+        inline_sync_us_max: int = 0,
         room: LogRoom | None = None,
     ) -> None:
         self.directory = files.directory
         self.pending_bytes = 0
         self.pending_bytes_max = pending_bytes_max
         self.forwards_total = 0  # entries of routers
-        self.syncs_total = 0
         self.submit_full_total = 0  # commits that were not staged because too much was pending
         self.depth = 0  # entries that wait to be written
         self.depth_peak = 0
-        self.sync_micros = Histogram(SYNC_MICROS)
-        self.sync_durations = Histogram(LATENCY_NS, SECONDS_PER_NS)
         self.sync_ns = 0  # of the last sync
         self.write_ns = 0  # of the write that holds what is being settled
-        self.window_ms = 0
-        self.windows_total = 0  # syncs that waited for it
         self.window_wait_ns = 0  # how long what is being settled waited for its sync on purpose
         self.troubled = False  # `refusal` has something to say
         self.after_settling: Thunk = lambda: None  # once for each group, not for each commit
         self.room = room or LogRoom(fs, DiskReserve(fs, runtime, 0), batch_bytes_max)
         self.room.listen(self._room_changed)
         self._runtime = runtime
-        self._lane = f"sync-{files.shard}"
         self._files = files
         self.log_end = self._writer = LogEnd(fs, files, self.room)
+        self.syncs = LogSyncs(
+            runtime,
+            f"sync-{files.shard}",
+            self._writer,
+            self._synced,
+            interval_ms=sync_interval_ms,
+            inline_us_max=inline_sync_us_max,
+        )
         self.batch_bytes_max = batch_bytes_max
         self._sync_interval_ms = sync_interval_ms
         self._pending: list[Commit] = []
@@ -81,10 +81,8 @@ class WalShard:
         self.forwards_staged = 0  # counted by the part that stages them
         # Commits that wait for a sync: up to which position, how long the write took, and when.
         self._waiting: deque[tuple[int, int, int, list[Commit]]] = deque()
-        self._settle = OrderedSettling(self.halt).settle
-        self._syncing = False
-        self._hurry: Thunk | None = None  # cuts a delayed sync short
-        self._windowed, self._opened_ns = False, 0  # somebody waits for it nevertheless; since then
+        self._settling = OrderedSettling(self.halt)
+        self._settle = self._settling.settle
         self._poison: OSError | None = None
         self._closed = False
 
@@ -114,19 +112,11 @@ class WalShard:
         self._closed = True
         self._files.stop_preparing()
         if self._poison is None and self.room.state == "ok":
-            self._sync_here()
+            self.syncs.here()
             self._writer.write(b"", 0)
-            self._sync_here()
+            self.syncs.here()
         self._writer.close()
         self._files.close()
-
-    def _sync_here(self) -> None:
-        try:
-            begun = self._sync_job(self._writer.begin_sync())
-        except OSError as error:
-            self._synced(None, error)
-            return
-        self._synced(begun, None)
 
     # Staging and writing
 
@@ -157,7 +147,7 @@ class WalShard:
         `flushes`: the caller ends the turn, and calls `flush` itself.
         """
         # One that joins the group after the sync that is running needs no flush of its own.
-        joins = commit.needs_sync and self._syncing and self._hurry is None
+        joins = commit.needs_sync and self.syncs.running
         if not flushes and not self._flush_asked and not (joins and not self._pending_now):
             self._runtime.soon(self.flush)
             self._flush_asked = True
@@ -175,7 +165,7 @@ class WalShard:
         commits = self._pending
         if not commits:
             return
-        if self._syncing and self._hurry is None and not self._pending_now and not self._closed:
+        if self.syncs.running and not self._pending_now and not self._closed:
             return
         some_wait = self._pending_sync
         self._pending = []
@@ -197,7 +187,7 @@ class WalShard:
         if failure is not None:
             self._settle(commits[done:], failure)
         if done:
-            self._want_sync(urgent=bool(self._waiting))
+            self._want_sync(urgent=bool(self._waiting), lone=len(commits) == 1)
             self.after_settling()
 
     def _write(self, commits: list[Commit]) -> tuple[HeadraceError | None, int]:
@@ -286,6 +276,20 @@ class WalShard:
         return self._writer.batch_entries
 
     @property
+    def syncs_total(self) -> int:
+        return self.syncs.total
+
+    @property
+    def inline_syncs_total(self) -> int:
+        """Those of them that the loop thread did itself."""
+        return self.syncs.inline_total
+
+    @property
+    def windows_total(self) -> int:
+        """Syncs that waited for more to join them."""
+        return self.syncs.windows_total
+
+    @property
     def preparing(self) -> bool:
         """Whether a file that a rotation could use is on its way."""
         return self._files.preparing
@@ -306,61 +310,28 @@ class WalShard:
         self._waiting.append((self.written, 0, self._runtime.clock.monotonic_ns(), [commit]))
         self._want_sync(urgent=True)
 
+    @property
+    def window_ms(self) -> int:
+        """How long syncs that somebody waits for wait for more to join them."""
+        return self.syncs.window_ms
+
     def widen(self, window_ms: int) -> None:
-        """Let syncs that somebody waits for wait so long for more to join them; 0: not at all."""
-        self.window_ms = window_ms
-        if not window_ms and self._windowed and self._hurry is not None:
-            self._hurry()
+        """Change `window_ms`; 0: they do not wait."""
+        self.syncs.widen(window_ms)
 
-    def _want_sync(self, *, urgent: bool) -> None:
-        if self._poison is not None:
-            return
-        if self._syncing:
-            if urgent and self._hurry is not None and not self._windowed:
-                if self._open_window():
-                    self._runtime.later(self.window_ms, self._hurry)
-                    return
-                self._hurry()
-                self._hurry = None
-            return
-        self._syncing = True
-        if urgent and not self._open_window():
-            begun = self._writer.begin_sync()
-            self._runtime.submit(self._lane, lambda: self._sync_job(begun), self._synced)
-        else:
-            self._hurry = self._runtime.submit_after(
-                self.window_ms if urgent else self._sync_interval_ms,
-                self._lane,
-                lambda: self._sync_job(self._writer.begin_sync()),
-                self._synced,
-            )
+    def _want_sync(self, *, urgent: bool, lone: bool = False) -> None:
+        if self._poison is None:
+            # Those that are being settled in this turn would hear of it only after the sync.
+            self.syncs.want(urgent=urgent, lone=lone and not self._settling.busy)
 
-    def _open_window(self) -> bool:
-        self._windowed = self.window_ms > 0
-        self._opened_ns = self._runtime.clock.monotonic_ns()
-        return self._windowed
-
-    def _sync_job(self, group: SyncGroup) -> object:
-        started = self._runtime.clock.monotonic_ns()
-        self._writer.sync(group)
-        return group.target, started, self._runtime.clock.monotonic_ns() - started
-
-    def _synced(self, value: object, error: BaseException | None) -> None:
-        windowed, self._windowed = self._windowed, False
-        self.windows_total += windowed
-        self._syncing, self._hurry = False, None
+    def _synced(self, error: OSError | None) -> None:
         if error is not None:
-            self._poisoned(error if isinstance(error, OSError) else OSError(str(error)))
+            self._poisoned(error)
             return
-        assert isinstance(value, tuple)
-        target, begun_ns, self.sync_ns = value
-        self.syncs_total += 1
-        self.sync_micros.observe(self.sync_ns // 1000)
-        self.sync_durations.observe(self.sync_ns)
-        self._writer.note_durable(target)
+        self.sync_ns = self.syncs.last_ns
         while self._waiting and self._waiting[0][0] <= self.durable:
             _, self.write_ns, written_ns, commits = self._waiting.popleft()
-            self.window_wait_ns = windowed * max(begun_ns - max(written_ns, self._opened_ns), 0)
+            self.window_wait_ns = self.syncs.put_off_ns(written_ns)
             self._settle(commits, None)
         self.after_settling()
         if self._closed:
@@ -377,7 +348,7 @@ class WalShard:
             self._runtime.later(self._sync_interval_ms, lambda: self._close_window(seen))
 
     def _close_window(self, seen: int) -> None:
-        idle = self.written == seen and not self._pending and not self._syncing
+        idle = self.written == seen and not self._pending and not self.syncs.asked
         if not idle or self._closed or self.refusal() is not None or self._writer.quiet:
             return
         try:

@@ -248,7 +248,7 @@ def test_a_shard_counts_what_it_does() -> None:
         assert shard.depth == 2
         log.run()
     assert (shard.depth, shard.depth_peak, shard.frames_total) == (0, 2, 6)
-    assert shard.syncs_total == sum(shard.sync_micros.counts) == 3
+    assert shard.syncs_total == sum(shard.syncs.micros.counts) == 3
     assert shard.rotations_total == 0
     while not shard.rotations_total:
         log.stage(size=3_000)
