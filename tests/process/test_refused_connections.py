@@ -79,7 +79,7 @@ def measure(server: ServerProcess, kinds: dict[str, Ask], count: int) -> None:
     growth = Growth(server)
     for name, ask in kinds.items():
         ask(server, count)
-        growth.look(name)
+        growth.look_at_rest(name)
     growth.check()
 
 
