@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 from headrace.core.errors import HeadraceError
 from headrace.core.runtime import Ticket
-from headrace.engine.state import ControlCommit, EngineState
+from headrace.engine.state import EngineState
 from headrace.engine.topics.topic import Topic
+from headrace.storage.wal.commit import ControlCommit
 from headrace.storage.wal.frame import Control
 from headrace.storage.wal.shard import WalShard
 

@@ -44,6 +44,7 @@ from headrace.storage.files.catalog import Catalog
 from headrace.storage.files.tier import Tiers
 from headrace.storage.fs import Filesystem
 from headrace.storage.reserve import DiskReserve
+from headrace.storage.wal.commit import ControlCommit
 from headrace.storage.wal.frame import Control, encode_control
 from headrace.storage.wal.room import LogRoom
 from headrace.storage.wal.shard import WalShard
@@ -377,22 +378,6 @@ class EngineState:
                     break
             else:
                 return
-
-
-class ControlCommit:
-    """A control entry on its way to the log."""
-
-    __slots__ = ("_done", "entries", "needs_sync")
-
-    def __init__(
-        self, raw: bytes, needs_sync: bool, done: Callable[[HeadraceError | None], None]
-    ) -> None:
-        self.entries: Sequence[bytes] = (raw,) if raw else ()
-        self.needs_sync = needs_sync
-        self._done = done
-
-    def settle(self, error: HeadraceError | None) -> None:
-        self._done(error)
 
 
 def _tell(listeners: list[Callable[[Topic], None]], topic: Topic) -> None:

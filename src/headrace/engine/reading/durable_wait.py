@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from headrace.core.errors import HeadraceError, InvalidRequest
 from headrace.core.runtime import Ticket
-from headrace.engine.state import ControlCommit, EngineState
+from headrace.engine.state import EngineState
+from headrace.storage.wal.commit import ControlCommit
 
 
 def synced(state: EngineState, name: str) -> Ticket[None]:

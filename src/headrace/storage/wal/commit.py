@@ -29,6 +29,22 @@ class Commit(Protocol):
     def settle(self, error: HeadraceError | None) -> None: ...
 
 
+class ControlCommit:
+    """A control entry on its way to the log."""
+
+    __slots__ = ("_done", "entries", "needs_sync")
+
+    def __init__(
+        self, raw: bytes, needs_sync: bool, done: Callable[[HeadraceError | None], None]
+    ) -> None:
+        self.entries: Sequence[bytes] = (raw,) if raw else ()
+        self.needs_sync = needs_sync
+        self._done = done
+
+    def settle(self, error: HeadraceError | None) -> None:
+        self._done(error)
+
+
 class OrderedSettling:
     """Settles groups of commits one after the other."""
 

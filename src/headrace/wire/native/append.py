@@ -18,15 +18,15 @@ from headrace.core.errors import Forbidden, InvalidRequest, OutOfResources
 from headrace.core.limits import own_topic_prefix
 from headrace.core.settings import Settings
 from headrace.engine.appending.admission import PLAIN, Append, Records, check_batch
-from headrace.engine.appending.pending_append import Appended, PendingAppend, Times
+from headrace.engine.appending.pending_append import PendingAppend
 from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.engine import Engine
-from headrace.engine.topics.config import FSYNC
 from headrace.metrics.requests import Metrics
 from headrace.storage.block import AnyBatch, Batch
 from headrace.wire.bodies import check_json_type, decode_json
 from headrace.wire.exchange import ARROW_STREAM, JSON, Exchange
 from headrace.wire.native.answers import encode
+from headrace.wire.native.append_answers import LogTimes, given, log_times, milliseconds
 from headrace.wire.native.request_checks import (
     check_dead_letter,
     check_new_name,
@@ -40,10 +40,6 @@ from headrace.wire.routes import ADMIN
 _DECODER: Final = msgspec.json.Decoder(AppendBody)
 _META_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NULL: Final = msgspec.Raw(b"null")  # equal to a `Raw` only
-# Milliseconds for every microsecond up to here: to format a float takes several times as long as
-# to look it up, and an answer has two of them, or three.
-_MS_COUNT: Final = 10_000
-_MS: Final = tuple(f"{us / 1000:.3f}" for us in range(_MS_COUNT))
 _PRODUCER_HEADERS: Final = (b"producer-id", b"producer-epoch", b"producer-seq")
 _CONDITION_HEADERS: Final = frozenset((b"idempotency-key", *_PRODUCER_HEADERS))
 
@@ -263,7 +259,7 @@ class AppendApi:
         """Answer the requests of appends that are done."""
         counted: dict[str, list[tuple[int, int, int]]] = {}
         now_ns = self._now_ns()
-        said: _Said | None = None
+        said: LogTimes | None = None
         for pending in appends:
             exchange, head = pending.caller
             if exchange.answered:
@@ -275,11 +271,10 @@ class AppendApi:
                 topic = self._topics.get(pending.name)
                 durability = None if topic is None else topic.config.durability
                 if said is None or said.times is not pending.times or said.of != durability:
-                    said = _said(pending.times, durability)
+                    said = log_times(pending.times, durability)
                 ns, size = now_ns - exchange.started_ns, len(exchange.body)
-                us = ns // 1000
-                total = _MS[us] if us < _MS_COUNT else f"{ns / 1e6:.3f}"
-                body = f"{head.begins}{_given(pending, head.with_seqs)}{total}{said.body}"
+                total = milliseconds(ns)
+                body = f"{head.begins}{given(pending, head.with_seqs)}{total}{said.body}"
                 timing = f"total;dur={total}{said.timing}"
                 exchange.answer(
                     201 if pending.created else 200,
@@ -294,76 +289,6 @@ class AppendApi:
                 exchange.fail(failure)
         for kind, counts in counted.items():
             self._metrics.appended_all(kind, "native", counts)
-
-
-class _Said(NamedTuple):
-    """What all answers to one commit end with: how long the log took."""
-
-    times: Times
-    of: str | None  # the class of the topic
-    body: str
-    timing: str
-
-
-def _said(times: Times, durability: str | None) -> _Said:
-    wal = _ms(times.write_ns)
-    fsync = _ms(times.sync_ns) if durability == FSYNC and times.sync_ns else "0.0"
-    waited = waited_timing = ""
-    if times.window_ns:
-        waited = f',"throttle_wait_ms":{_ms(times.window_ns)}'
-        waited_timing = f", throttle_wait;dur={_ms(times.window_ns)}"
-    body = f',"wal_append_ms":{wal},"fsync_ms":{fsync}{waited}}}}}'
-    timing = f", wal_append;dur={wal}, fsync;dur={fsync}{waited_timing}"
-    return _Said(times, durability, body, timing)
-
-
-def _given(pending: PendingAppend, with_seqs: bool) -> str:
-    """The part of an answer that says what the records were given, up to the time it took."""
-    topic, block = pending.topic, pending.block
-    if topic is None or block is None or pending.repeats:
-        return _given_before(pending.result(), with_seqs)
-    first, last = block.first_seq, pending.head
-    seqs = _seqs(first, last) if with_seqs else ""
-    return (
-        f',"first_seq":{first},"last_seq":{last}{seqs},"head_seq":{last},"count":{block.count},'
-        f'"created":{"true" if pending.created else "false"},"deduped":false,'
-        f'"epoch":{topic.epoch},"performance":{{"server_total_ms":'
-    )
-
-
-def _given_before(done: Appended, with_seqs: bool) -> str:
-    """The same of an append that had been stored before."""
-    first, last = done.first_seq, done.last_seq
-    if first is None or last is None:  # a producer's repeat whose seqs are forgotten
-        given = f',"head_seq":{done.head_seq}'
-    else:
-        seqs = _seqs(first, last) if with_seqs else ""
-        given = (
-            f',"first_seq":{first},"last_seq":{last}{seqs},"head_seq":{done.head_seq},'
-            f'"count":{done.count}'
-        )
-    if done.producer_sequence is not None:
-        given += f',"producer_seq":{done.producer_sequence}'
-    return (
-        f'{given},"created":false,"deduped":true,"epoch":{done.epoch},'
-        '"performance":{"server_total_ms":'
-    )
-
-
-def _seqs(first: int, last: int) -> str:
-    """The seqs that an append was given."""
-    listed = f"[{first}]" if first == last else encode([*range(first, last + 1)]).decode()
-    return f',"seqs":{listed}'
-
-
-def _ms(ns: int) -> str:
-    """Nanoseconds as milliseconds.
-
-    >>> _ms(1_234_567), _ms(12_345_678)
-    ('1.234', '12.346')
-    """
-    us = ns // 1000
-    return _MS[us] if us < _MS_COUNT else f"{ns / 1e6:.3f}"
 
 
 def is_plain(body: AppendBody) -> bool:
