@@ -224,13 +224,15 @@ def test_a_crate_is_built_once_at_its_version_and_outside_of_the_checkout(empty:
         empty,
         f'echo "$@" >> {empty}/asked\n'
         'echo "   Compiling libc v1" >&2\n'
-        '/bin/mkdir -p "$4/bin"; : > "$4/bin/durable-streams-server"',
+        '/bin/mkdir -p "$4/bin" "$6"; : > "$4/bin/durable-streams-server"',
     )
     said: list[str] = []
     assert peer_servers.install(said.append, ["durable-streams-rust"]) == {}
     assert peer_servers.install(said.append, ["durable-streams-rust"]) == {}
     (asked,) = (empty / "asked").read_text().splitlines()
-    assert asked == f"install --locked --root {RUST.root} durable-streams@{RUST.version}"
+    where = f"--root {RUST.root} --target-dir {RUST.work}"
+    assert asked == f"install --locked {where} durable-streams@{RUST.version}"
+    assert not RUST.work.exists(), "what was compiled on the way is not kept"
     assert not RUST.root.is_relative_to(ROOT)
     assert RUST.version in str(RUST.root)
     assert RUST.path.exists()
@@ -245,6 +247,7 @@ def test_a_crate_that_cannot_be_had_is_told_by_its_first_error(empty: Path) -> N
     said: list[str] = []
     missing = peer_servers.install(said.append, ["s2-lite"])
     assert missing["s2-lite"].startswith("error: no such crate (cargo install")
+    assert peer_servers.is_installed("s2-lite") is False
     assert said[-1].startswith("s2-lite is skipped: error: no such crate")
 
 
