@@ -163,6 +163,45 @@ def test_a_full_table_drops_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.split()[1] for line in heads._lines] == [b"/echo?3", b"/echo?4"]
 
 
+def test_a_head_that_repeats_is_known_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a number of them, and never one with a key in it."""
+    monkeypatch.setattr(http1_heads, "WHOLE_HEADS_MAX", 2)
+    heads = KnownHeads()
+    with Served(SETTINGS, ROUTES, heads=heads) as server:
+        for _ in range(3):
+            answers(server, *(FIRST.replace(b"?a", b"?%d" % number) for number in range(5)))
+            answers(server, HOLES, HOLES)
+    assert [head.split()[1] for head in heads.whole] == [b"/echo?3", b"/echo?4"]
+    assert all(head.endswith(b"\r\n\r\n") for head in heads.whole)
+
+
+def test_what_handlers_keep_with_a_head_is_kept_for_that_head_alone() -> None:
+    seen: list[object] = []
+
+    def note(exchange: Exchange) -> None:
+        if exchange.memo is not None:
+            seen.append(exchange.memo.setdefault("query", exchange.query))
+        exchange.answer(200, exchange.query.encode(), b"text/plain")
+
+    requests = [FIRST.replace(b"?a", b"?%d" % (number % 3)) for number in range(12)]
+    with Served(SETTINGS, [Route("POST", "/echo", note)]) as server:
+        found = answers(server, *requests)
+    assert [one.body for one in found] == [b"%d" % (number % 3) for number in range(12)]
+    assert seen == [str(number % 3) for number in range(12)][-len(seen) :] and len(seen) >= 3
+
+
+def test_a_body_too_large_is_refused_however_well_its_head_is_known() -> None:
+    large = FIRST.replace(b": 5", b": 70000").replace(b"hello", b"x" * 70_000)
+    heads = KnownHeads()
+    with Served(SETTINGS, ROUTES, heads=heads) as server:
+        answers(server, FIRST, FIRST, FIRST)
+        for known in heads.whole.values():
+            heads.whole.put(large[: large.index(b"\r\n\r\n") + 4], known)
+            known.length = 70_000
+            break
+        assert answers(server, large)[0].status == 413
+
+
 def test_what_is_refused_is_not_remembered() -> None:
     heads = KnownHeads()
     with Served(SETTINGS, ROUTES, heads=heads) as server:
