@@ -127,6 +127,17 @@ HTTP_FIGURES: tuple[Figure, ...] = (
         ("http_budget_fsync", "µs", "the same, class fsync", None),
     ),
     *_case(
+        "http_turn",
+        ("http_turn_append_1_cpu", "µs", "the Python part of an append alone in its turn", None),
+        ("http_turn_append_1_bytecodes", "", "the same, in bytecodes", None),
+        ("http_turn_append_64_cpu", "µs", "of one append among 64 in a turn", None),
+        ("http_turn_append_64_bytecodes", "", "the same, in bytecodes", None),
+        ("http_turn_diff_1_cpu", "µs", "of a read of 10 records alone in its turn", None),
+        ("http_turn_diff_1_bytecodes", "", "the same, in bytecodes", None),
+        ("http_turn_diff_64_cpu", "µs", "of one read among 64 in a turn", None),
+        ("http_turn_diff_64_bytecodes", "", "the same, in bytecodes", None),
+    ),
+    *_case(
         "http_latency",
         ("http_latency_saturation", "requests/s", f"{_SINGLE}, class fsync, closed loop", None),
         ("http_latency_rate", "requests/s", "half of that, open loop: what was reached", None),
