@@ -20,7 +20,7 @@ TURN_BYTES_MAX: Final = 1 << 20
 class Turn:
     """What has come since the last turn ended."""
 
-    __slots__ = ("_bytes", "_count", "_gathered", "_requests_max", "_runtime")
+    __slots__ = ("_asked", "_bytes", "_count", "_gathered", "_requests_max", "_runtime")
 
     def __init__(self, runtime: Runtime, requests_max: int) -> None:
         self._runtime = runtime
@@ -29,6 +29,7 @@ class Turn:
         self._gathered: dict[int, tuple[Route, list[Exchange]]] = {}
         self._count = 0
         self._bytes = 0
+        self._asked = False  # the end of the turn will run it
 
     def __len__(self) -> int:
         """How many requests wait for the end of the turn."""
@@ -39,8 +40,9 @@ class Turn:
         gathered = self._gathered.get(id(route))
         if gathered is None:
             gathered = self._gathered[id(route)] = (route, [])
-        if not self._count and self._requests_max > 1:
+        if not self._asked and self._requests_max > 1:
             self._runtime.soon(self.run)
+            self._asked = True
         gathered[1].append(exchange)
         self._count += 1
         self._bytes += len(exchange.body)
@@ -49,6 +51,7 @@ class Turn:
 
     def run(self) -> None:
         """Hand over all that has come so far."""
+        self._asked = False  # first of all: whatever fails now, the next request asks again
         if not self._count:
             return
         gathered, self._gathered = self._gathered, {}
