@@ -16,8 +16,8 @@ def acknowledged_early(patch: pytest.MonkeyPatch) -> None:
     """No commit waits for its sync."""
     stage = WalShard.stage
 
-    def eager(self: WalShard, commit: Commit) -> None:
+    def eager(self: WalShard, commit: Commit, *, flushes: bool = False) -> None:
         commit.needs_sync = False
-        stage(self, commit)
+        stage(self, commit, flushes=flushes)
 
     patch.setattr(WalShard, "stage", eager)
