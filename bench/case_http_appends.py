@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from bench.measure import Measured
-from bench.served import column, serving
+from bench.served import Served, column, serving
 
 CONNECTIONS = 64
 ROUNDS = 5
@@ -41,24 +41,30 @@ TRAFFIC = (
 )
 
 
+def settings_of(traffic: Traffic) -> dict[str, Any]:
+    """What a server is started with."""
+    return {"api_keys": f"{KEY}:read+write+admin"} if traffic.key else {}
+
+
+def prepared(server: Served, traffic: Traffic, topics: int) -> dict[str, Any]:
+    """Make the topics; the plan of what is sent to them."""
+    config = {"durability": traffic.durability}
+    for number in range(topics):
+        server.call("PUT", f"/v0/topics/t{number}", config, key=traffic.key)
+    return {
+        "wire": "appends",
+        "topics": topics,
+        "sizes": traffic.sizes,
+        "key": traffic.key,
+        "producer": traffic.producer,
+    }
+
+
 def run(directory: str, quick: bool) -> dict[str, Measured]:
     found: dict[str, Measured] = {}
     for traffic in TRAFFIC:
-        topics = TOPICS_QUICK if quick else traffic.topics
-        settings: dict[str, Any] = {"api_keys": f"{KEY}:read+write+admin"} if traffic.key else {}
-        with serving(f"{directory}/{traffic.name}", **settings) as server:
-            plan = {
-                "wire": "appends",
-                "topics": topics,
-                "sizes": traffic.sizes,
-                "key": traffic.key,
-                "producer": traffic.producer,
-            }
-            for number in range(topics):
-                server.call(
-                    "PUT", f"/v0/topics/t{number}", {"durability": traffic.durability},
-                    key=traffic.key,
-                )  # fmt: skip
+        with serving(f"{directory}/{traffic.name}", **settings_of(traffic)) as server:
+            plan = prepared(server, traffic, TOPICS_QUICK if quick else traffic.topics)
             rounds = server.load(
                 plan, CONNECTIONS, 0.2 if quick else SECONDS, 1 if quick else ROUNDS,
                 warm_up=0.1 if quick else 1.0,

@@ -57,7 +57,7 @@ class Clocked:
     def is_closing(self) -> bool:
         return False
 
-    def get_extra_info(self, _name: str) -> None:
+    def get_extra_info(self, _name: str) -> Any:
         return None
 
     def get_write_buffer_size(self) -> int:
@@ -137,15 +137,17 @@ class Marks:
         setattr(owner, name, marked)
 
 
-def connected(server: Any) -> tuple[asyncio.Protocol, Clocked]:
-    protocol, transport = server.protocol(), Clocked()
+def connected(server: Any, transport: Clocked | None = None) -> tuple[asyncio.Protocol, Clocked]:
+    protocol, transport = server.protocol(), transport or Clocked()
     protocol.connection_made(transport)
     return protocol, transport
 
 
-async def watching(server: Any) -> tuple[asyncio.Protocol, Clocked]:
+async def watching(
+    server: Any, transport: Clocked | None = None
+) -> tuple[asyncio.Protocol, Clocked]:
     """A stream that is at its tail."""
-    protocol, transport = connected(server)
+    protocol, transport = connected(server, transport)
     body = json.dumps({"topics": {"orders": {"tail": True}}}).encode()
     headers = {"Content-Type": "application/json"}
     protocol.data_received(http_request("POST", "/v0/watch", body, headers))

@@ -6,6 +6,8 @@ from bench.goals import Figure, Goal, Values, at_least, at_most
 from bench.goals import figures_of as _case
 
 WATCHERS = (0, 1, 10, 1_000)
+# Of deliveries without sockets.
+DELIVERED = (1, 100, 1_000)
 _LONE_SYNC = "the same, 1 connection"
 
 
@@ -38,6 +40,16 @@ def _watchers(count: int) -> list[Figure]:
         (f"{name}_p99", "ms", f"{about}: delivery p99", None),
         (f"{name}_writer_p99", "ms", f"{about}: the writer's p99", _writer_goal()),
         (f"{name}_cpu", "µs", f"{about}: server CPU per delivery", None),
+    )
+
+
+def _delivery(count: int) -> list[Figure]:
+    name = f"http_delivery_{count}"
+    about = f"the Python part of a delivery to one of {count:,} watchers"
+    return _case(
+        "http_delivery",
+        (f"{name}_cpu", "µs", about, None),
+        (f"{name}_bytecodes", "", "the same, in bytecodes", None),
     )
 
 
@@ -137,6 +149,18 @@ HTTP_FIGURES: tuple[Figure, ...] = (
         ("http_turn_diff_64_cpu", "µs", "of one read among 64 in a turn", None),
         ("http_turn_diff_64_bytecodes", "", "the same, in bytecodes", None),
     ),
+    *(figure for count in DELIVERED for figure in _delivery(count)),
+    *_case(
+        "http_turn_streams",
+        ("http_turn_h2_1_cpu", "µs", "of an append over HTTP/2 alone in its turn", None),
+        ("http_turn_h2_1_bytecodes", "", "the same, in bytecodes", None),
+        ("http_turn_ws_1_cpu", "µs", "of a publish over a WebSocket alone in its turn", None),
+        ("http_turn_ws_1_bytecodes", "", "the same, in bytecodes", None),
+        ("http_turn_h2_64_cpu", "µs", "of one among 64 over HTTP/2, 16 a connection", None),
+        ("http_turn_h2_64_bytecodes", "", "the same, in bytecodes", None),
+        ("http_turn_ws_64_cpu", "µs", "of one among 64 over as many WebSockets", None),
+        ("http_turn_ws_64_bytecodes", "", "the same, in bytecodes", None),
+    ),
     *_case(
         "http_latency",
         ("http_latency_saturation", "requests/s", f"{_SINGLE}, class fsync, closed loop", None),
@@ -160,6 +184,17 @@ HTTP_FIGURES: tuple[Figure, ...] = (
         ("http_idle_resident", "MB", "the same and 5,000 idle watchers: RSS", at_most(1_000)),
         ("http_idle_watcher_kb", "kB", "RSS that each idle watcher added", None),
         ("http_idle_cpu", "ms", "CPU a second while all of them are idle", None),
+    ),
+    *_case(
+        "http_memory",
+        ("http_memory_resident", "MB", f"{_SINGLE}, 100 topics, 30 s: RSS at the end",
+         at_most(350)),
+        ("http_memory_peak", "MB", "the same, at its highest", None),
+        ("http_memory_idle", "MB", "the same, before the first append", None),
+        ("http_memory_refused", "requests", "the same: 429s", at_most(0)),
+        ("http_memory_checkpoints", "", "checkpoints meanwhile", None),
+        ("http_memory_rate", "requests/s", "the same: wall clock", None),
+        ("http_memory_cpu", "µs", "the same: server CPU a request", None),
     ),
     *_case(
         "http_hostile",

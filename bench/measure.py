@@ -170,10 +170,15 @@ def run_loop(main: Coroutine[Any, Any, Any]) -> Any:
         return runner.run(main)
 
 
+# For engines that take appends as fast as they can: with less, sealing would refuse some of them.
+MEMORY_BUDGET_BYTES = 512 << 20
+
+
 def settings_of(directory: str, **given: Any) -> Settings:
     """The defaults, except what a case needs; quick runs do not prepare large log files."""
+    ours = {"memory_budget_bytes": MEMORY_BUDGET_BYTES}
     small = {"wal_file_bytes": QUICK_FILE_BYTES} if QUICK_VARIABLE in os.environ else {}
-    return Settings(data_dir=directory, **{**small, **given})
+    return Settings(data_dir=directory, **{**ours, **small, **given})
 
 
 async def open_as_server(directory: str, **settings: Any) -> Engine:

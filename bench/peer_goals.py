@@ -67,8 +67,14 @@ GOALS = (
     PeerGoal("cpu", rows_of.HTTP2, rows_of.HTTP1, 1.8),
 )
 _NEEDED = {name for goal in GOALS for name in (goal.ours, goal.peer)}
-# The plan: all cases that a goal needs, with all of their rows.
-PLAN = tuple(dict.fromkeys(load.case for load in rows_of.LOADS if load.name in _NEEDED))
+# The plan: all cases that a goal needs, with all of their rows, and appends of other kinds.
+PLAN = tuple(
+    dict.fromkeys(
+        load.case
+        for load in rows_of.LOADS
+        if load.name in _NEEDED or load.case == rows_of.TRAFFIC_CASE
+    )
+)
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -89,6 +95,7 @@ def _judged(goal: PeerGoal, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, 
         "ratio": None,
         "median_ratio": None,
         "goal": goal.text,
+        "bound": goal.bound,
         "met": None,
     }
     reasons = [row["missing"] for row in (ours, peer) if row and "missing" in row]

@@ -5,28 +5,43 @@ All rows of a case run in turns.  `versus` names the row of ours that promises t
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from bench import jobs, jobs_peers, peer_servers
-from bench.case_http_batch import MEMORY_BYTES
-from bench.measure import PAYLOAD_BYTES
-from bench.served import Served, serving
-from bench.wires import JSON_HEADERS, append_body, document
+from bench import jobs
+from bench.case_http_appends import MANY_TOPICS, TOPICS
+from bench.peer_starts import (
+    BATCH,
+    Start,
+    dramatiq_jobs,
+    headrace,
+    headrace_bulk,
+    headrace_jobs,
+    headrace_read,
+    headrace_topics,
+    headrace_traffic,
+    headrace_watched,
+    nats,
+    nats_jobs,
+    node_streams,
+    redis,
+    redis_jobs,
+    redis_many,
+    redis_read,
+    redis_streams,
+    rust_bulk,
+    rust_many,
+    rust_streams,
+    rust_watched,
+    s2_streams,
+    unserved,
+)
 
 CONNECTIONS = 64
 READ_CONNECTIONS = 8
 DRAMATIQ_JOBS = 2_000  # it takes its time
-TOPICS = 100
-FILL_SECONDS = 1.0
 WATCHERS = (1, 100, 1_000)
 ARROW_ROWS = 10_000
-BATCH = 100
-
-Started = tuple[Served | None, dict[str, Any]]
-Start = Callable[[str], contextlib.AbstractContextManager[Started]]
 
 
 class Load(NamedTuple):
@@ -47,181 +62,6 @@ class Load(NamedTuple):
     def kind(self) -> str:
         """Whose server it is."""
         return self.name.partition(" ")[0]
-
-
-APPEND = {"wire": "append", "topic": "orders"}
-
-
-# One topic
-
-
-@contextlib.contextmanager
-def headrace(directory: str, durability: str = "disk", **plan: Any) -> Iterator[Started]:
-    with serving(directory) as server:
-        server.call("PUT", "/v0/topics/orders", {"durability": durability})
-        yield server, {**APPEND, **plan}
-
-
-@contextlib.contextmanager
-def redis(directory: str, policy: str) -> Iterator[Started]:
-    with peer_servers.redis(directory, policy) as server:
-        yield server, {"wire": "redis_xadd", "topic": "orders"}
-
-
-@contextlib.contextmanager
-def nats(directory: str, sync: str) -> Iterator[Started]:
-    with peer_servers.nats(directory, sync) as server:
-        yield server, {"wire": "nats_publish", "topic": "orders"}
-
-
-@contextlib.contextmanager
-def node_streams(directory: str, stored: bool) -> Iterator[Started]:
-    with peer_servers.durable_streams(directory, stored) as server:
-        yield (
-            server,
-            {
-                "wire": "http",
-                "method": "POST",
-                "path": peer_servers.STREAM_PATH,
-                "body": peer_servers.STREAM_RECORD,
-                "content_type": "application/json",
-            },
-        )
-
-
-# Many topics
-
-
-def in_turns(path: str, body: bytes, headers: dict[str, str] | None = None) -> dict[str, Any]:
-    """A plan: the same to each topic, of which all servers have as many."""
-    return {
-        "wire": "http_turns",
-        "path": path,
-        "topics": TOPICS,
-        "body": body.decode(),
-        "headers": headers or JSON_HEADERS,
-    }
-
-
-@contextlib.contextmanager
-def headrace_topics(directory: str, durability: str) -> Iterator[Started]:
-    with serving(directory) as server:
-        for number in range(TOPICS):
-            server.call("PUT", f"/v0/topics/t{number}", {"durability": durability})
-        yield server, in_turns("/v0/topics/t{}", append_body())
-
-
-@contextlib.contextmanager
-def rust_streams(directory: str, durability: str) -> Iterator[Started]:
-    names = [f"t{number}" for number in range(TOPICS)]
-    with peer_servers.durable_streams_rust(directory, durability, names) as server:
-        yield server, in_turns(peer_servers.STREAM.format("t{}"), document())
-
-
-@contextlib.contextmanager
-def redis_streams(directory: str, policy: str) -> Iterator[Started]:
-    with peer_servers.redis(directory, policy) as server:
-        yield server, {"wire": "redis_xadds", "topics": TOPICS}
-
-
-@contextlib.contextmanager
-def s2_streams(directory: str, stored: bool) -> Iterator[Started]:
-    text = document().decode().replace('"', '\\"')
-    body = f'{{"records":[{{"body":"{text}"}}]}}'.encode()
-    with peer_servers.s2_lite(directory, stored, TOPICS) as server:
-        yield server, in_turns(peer_servers.S2_RECORDS, body, peer_servers.BASIN_HEADERS)
-
-
-# Reads
-
-
-@contextlib.contextmanager
-def headrace_read(directory: str, records: int) -> Iterator[Started]:
-    with serving(directory) as server:
-        server.load(APPEND, 8, FILL_SECONDS, warm_up=0)
-        yield server, {"wire": "diff", "topic": "orders", "from_seq": 0, "limit": records}
-
-
-@contextlib.contextmanager
-def redis_read(directory: str, records: int) -> Iterator[Started]:
-    with peer_servers.redis(directory, "everysec") as server:
-        server.load({"wire": "redis_xadd", "topic": "orders"}, 8, FILL_SECONDS, warm_up=0)
-        yield server, {"wire": "redis_xread", "topic": "orders", "limit": records}
-
-
-# Queues
-
-
-@contextlib.contextmanager
-def headrace_jobs(directory: str, how: str) -> Iterator[Started]:
-    durability, _, leases = how.partition(" ")
-    config = {"type": "queue", "durability": durability, "leases_durable": bool(leases)}
-    with serving(directory) as server:
-        server.call("PUT", "/v0/topics/jobs", config)
-        yield server, {"jobs": "headrace", "topic": "jobs"}
-
-
-@contextlib.contextmanager
-def redis_jobs(directory: str, policy: str) -> Iterator[Started]:
-    with peer_servers.redis(directory, policy) as server:
-        jobs_peers.put_redis_group(server.port, "jobs")
-        yield server, {"jobs": "redis", "topic": "jobs"}
-
-
-@contextlib.contextmanager
-def nats_jobs(directory: str, how: str) -> Iterator[Started]:
-    sync, _, confirmed = how.partition(" ")
-    with peer_servers.nats(directory, sync, with_stream=False) as server:
-        jobs_peers.put_nats_queue(server.port, "jobs")
-        yield server, {"jobs": "nats", "topic": "jobs", "confirmed": bool(confirmed)}
-
-
-@contextlib.contextmanager
-def dramatiq_jobs(directory: str, policy: str) -> Iterator[Started]:
-    with peer_servers.redis(directory, policy) as server:
-        yield server, {}
-
-
-# Watchers, bulk, one writer
-
-
-@contextlib.contextmanager
-def headrace_watched(directory: str) -> Iterator[Started]:
-    with headrace(directory) as (server, _):
-        yield server, {"watch": "sse"}
-
-
-@contextlib.contextmanager
-def rust_watched(directory: str) -> Iterator[Started]:
-    with peer_servers.durable_streams_rust(directory, "memory", ["orders"]) as server:
-        yield server, {"watch": "durable-streams"}
-
-
-@contextlib.contextmanager
-def headrace_bulk(directory: str, plan: dict[str, Any]) -> Iterator[Started]:
-    with serving(directory, memory_budget_bytes=MEMORY_BYTES) as server:
-        yield server, {"topic": "orders", "size": PAYLOAD_BYTES, **plan}
-
-
-@contextlib.contextmanager
-def rust_bulk(directory: str) -> Iterator[Started]:
-    records = b",".join(document(PAYLOAD_BYTES, n) for n in range(BATCH))
-    with peer_servers.durable_streams_rust(directory, "memory", ["orders"]) as server:
-        yield (
-            server,
-            {
-                "wire": "http",
-                "method": "POST",
-                "path": peer_servers.STREAM_PATH,
-                "body": f"[{records.decode()}]",
-                "content_type": "application/json",
-            },
-        )
-
-
-@contextlib.contextmanager
-def unserved(directory: str, writes: str) -> Iterator[Started]:
-    yield None, {"writes": writes, "directory": directory}
 
 
 # The rows
@@ -273,6 +113,36 @@ _APPENDS = (
     _appends(REDIS_ALWAYS, _ON_DISK, partial(redis_streams, policy="always"), TOPICS_FSYNC),
     _appends("s2-lite files", _ON_DISK, partial(s2_streams, stored=True), TOPICS_FSYNC),
 )
+
+
+PLAIN, MANY = "headrace plain", "headrace 10,000 topics"
+TRAFFIC_CASE = "http_traffic"
+_TO_MANY = f"{_ONE}, {MANY_TOPICS:,} topics"
+
+
+def _traffic(name: str, what: str, promise: str, start: Start, versus: str) -> Load:
+    return Load(name, what, promise, start, versus, TRAFFIC_CASE)
+
+
+_TRAFFIC = (
+    *(
+        _traffic(name, what, _WRITTEN, partial(headrace_traffic, name=kind), PLAIN)
+        for name, what, kind in (
+            (PLAIN, _MANY, "disk"),
+            ("headrace mixed lengths", f"append 40 to 4,000 B, {TOPICS} topics", "mixed"),
+            ("headrace key", f"{_MANY}, with a key", "key"),
+            ("headrace producer", f"{_MANY}, with Producer-Seq", "producer"),
+        )
+    ),
+    _traffic(MANY, _TO_MANY, _WRITTEN, partial(headrace_traffic, name="many"), MANY),
+    _traffic(
+        "durable-streams-rust 10,000 topics", _TO_MANY, "in the page cache",
+        partial(rust_many, topics=MANY_TOPICS), MANY,
+    ),
+    _traffic(
+        "redis 10,000 topics", _TO_MANY, _SOON, partial(redis_many, topics=MANY_TOPICS), MANY
+    ),
+)  # fmt: skip
 
 
 def _reads(records: int) -> tuple[Load, ...]:
@@ -410,6 +280,7 @@ _H2 = (
 LOADS = (
     *_APPEND,
     *_APPENDS,
+    *_TRAFFIC,
     *_reads(10),
     *_reads(1_000),
     *_JOBS,

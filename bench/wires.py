@@ -2,7 +2,7 @@
 
 Nothing is parsed beyond what tells a good answer from a bad one and where it ends.  A `Wire` is one
 connection; `received` says how many answers a piece of data completed, and raises `BadAnswer` for
-anything but success, so that no figure is made of refusals.
+anything but success, so that no figure is made of refusals, unless a case counts them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ HOST = "127.0.0.1"
 CONNECT_SECONDS = 10.0
 DATA_BYTES = 256
 NO_CONTENT = b"HTTP/1.1 204"
+SUCCESS = (200, 201, 204)
+THROTTLED = 429
 
 
 class BadAnswer(Exception):
@@ -58,6 +60,8 @@ class Wire:
 class Http(Wire):
     """HTTP/1.1 without pipelining; answers have a Content-Length, or none when they are 204."""
 
+    accepted: tuple[int, ...] = SUCCESS
+
     def __init__(self, port: int, request: bytes) -> None:
         self.request = request
         self.missing = 0  # bytes of the answer whose head was read
@@ -98,7 +102,7 @@ class Http(Wire):
             return 0
         self.rest = b""
         status = int(head[9:12])
-        if status not in (200, 201, 204):
+        if status not in self.accepted:
             raise BadAnswer(data[:500].decode("latin-1"))
         length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
         self.missing = (int(length[1]) if length else 0) - len(body)
@@ -149,7 +153,10 @@ class HttpAppends(Http):
         sizes: list[int] | None = None,
         key: str = "",
         producer: bool = False,
+        throttled: bool = False,
     ) -> None:
+        if throttled:
+            self.accepted = (*SUCCESS, THROTTLED)
         headers = {**JSON_HEADERS, **({"Authorization": f"Bearer {key}"} if key else {})}
         self._number = HttpAppends._connections
         HttpAppends._connections += 1

@@ -20,11 +20,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from tests import changed, timing  # noqa: E402 - the checkout is on the path only now
+from tests.support import turn_modes  # noqa: E402
 
 WORKERS_MAX = 8
 CHANGED_SECONDS = 60.0
 SWEEP_MINUTES = 15.0
 PYTEST_NOTHING_COLLECTED = 5
+# What has to pass however a server handles the requests of a turn.
+WIRE = "tests/wire"
 # What runs Spark: these share one session.
 SPARK = ("tests/spark", "src/headrace/spark", "docs/guides/spark.md")
 DOCTESTS = ("--doctest-modules", "--doctest-glob=*.md")
@@ -35,6 +38,9 @@ TYPED = ("src/", "bench/", "tools/", "tests/harness/", "tests/support/")
 
 EPILOG = """\
 Other arguments go to pytest, and then only pytest runs: ./run test tests/unit/core -k clock -x
+
+--turns has each server that a test starts handle the requests of a turn one by one (split), or all
+of them together, each waiting for others (forced); without other arguments it runs tests/wire.
 
 --changed compares with where this branch left `main`, new files included, and runs lint, format
 and types of what changed, the tidy rules, and then the tests that import it, directly or through
@@ -53,10 +59,15 @@ def main() -> int:
     )
     parser.add_argument("--changed", action="store_true", help="what the change can break")
     parser.add_argument(
-        "--long", action="store_true", help="only the tests marked `slow`, then the `long` sweeps"
+        "--long",
+        action="store_true",
+        help="only the tests marked `slow`, tests/wire in both ways of --turns, the `long` sweeps",
     )
     parser.add_argument(
         "--minutes", type=float, help="what the sweeps (15) or the seeded bugs (all) may spend"
+    )
+    parser.add_argument(
+        "--turns", choices=turn_modes.MODES, help="how servers handle the requests of a turn"
     )
     parser.add_argument(
         "--mutants",
@@ -74,6 +85,8 @@ def main() -> int:
             del os.environ[variable]
     # Thousands of processes start here: each would compile all that it imports.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if options.turns:
+        os.environ[turn_modes.VARIABLE] = options.turns
     if options.mutants:
         rest += ["--changed"] * options.changed
         if options.minutes is not None:
@@ -85,6 +98,8 @@ def main() -> int:
         return run_changed(rest)
     if options.times:
         return run_times()
+    if options.turns and not rest:
+        return run_wire()
     return run_all(rest)
 
 
@@ -116,6 +131,11 @@ def run_suite(mark: str, more: list[str]) -> list[str]:
         sys.stdout.buffer.write(said.read())
         sys.stdout.flush()
     return [name for name, code in codes.items() if code not in (0, PYTEST_NOTHING_COLLECTED)]
+
+
+def run_wire() -> int:
+    """Run all tests of the wire, whose servers handle turns as the environment says."""
+    return pytest(["-q", "-m", DEFAULT, *workers(), WIRE])
 
 
 def run_changed(rest: list[str]) -> int:
@@ -152,6 +172,7 @@ def run_long(minutes: float, rest: list[str]) -> int:
     if rest:
         return sweep(minutes, ["-q", "-m", "long or slow", timeout, *workers(), *rest])
     failed = run_suite("slow and not long", [timeout])
+    failed += run_modes()
     runs = [[*workers(), *without_spark()]]
     if any(
         "mark.long" in path.read_text() for path in (ROOT / "tests" / "spark").glob("test_*.py")
@@ -161,7 +182,23 @@ def run_long(minutes: float, rest: list[str]) -> int:
     codes = [code for code in codes if code != PYTEST_NOTHING_COLLECTED]
     if not codes:
         print("0 passed, 0 failed")
+    if failed:
+        print(f"FAILED: {', '.join(failed)}")
     return max([*codes, int(bool(failed))], default=0)
+
+
+def run_modes() -> list[str]:
+    """Run the tests of the wire in each way to handle a turn but the usual; those that failed."""
+    failed = []
+    for mode in turn_modes.MODES:
+        print(f"{WIRE}, turns {mode}; repeat with ./run test --turns {mode}", flush=True)
+        os.environ[turn_modes.VARIABLE] = mode
+        try:
+            if run_wire() != 0:
+                failed.append(f"{WIRE}, turns {mode}")
+        finally:
+            del os.environ[turn_modes.VARIABLE]
+    return failed
 
 
 def sweep(minutes: float, arguments: list[str]) -> int:

@@ -18,7 +18,7 @@ import pytest
 from tests.support.checkout import ROOT
 
 sys.path.insert(0, str(ROOT))
-from bench import peer_loads, peer_servers, peers, wires, wires_peers, wires_streams
+from bench import measure, peer_loads, peer_servers, peers, wires, wires_peers, wires_streams
 from bench.load import Generator
 from bench.served import ServerFailed, free_port, started
 
@@ -172,7 +172,7 @@ def test_the_table_has_ratios_and_says_what_is_missing() -> None:
 
 # Those of other cases take long together; one of each kind of partner runs always.
 QUICK = ("http_append", "http_diff", "http_queue", "fsync")
-QUICK_ROWS = (peer_loads.TOPICS_DISK, "headrace sse 1")
+QUICK_ROWS = (peer_loads.TOPICS_DISK, peer_loads.MANY, "headrace producer", "headrace sse 1")
 
 
 def rows_of_peers() -> list[object]:
@@ -184,7 +184,10 @@ def rows_of_peers() -> list[object]:
 
 
 @pytest.mark.parametrize("load", rows_of_peers())
-def test_every_peer_that_is_installed_answers(load: peer_loads.Load) -> None:
+def test_every_peer_that_is_installed_answers(
+    load: peer_loads.Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(measure.QUICK_VARIABLE, "1")
     if not peer_servers.is_installed(load.kind):
         pytest.skip(f"{load.kind} is not installed")
     try:

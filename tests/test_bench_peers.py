@@ -18,7 +18,18 @@ import pytest
 from tests.support.checkout import ROOT
 
 sys.path.insert(0, str(ROOT))
-from bench import command, peer_builds, peer_goals, peer_loads, peer_servers, peers, streams
+from bench import (
+    command,
+    peer_builds,
+    peer_goals,
+    peer_loads,
+    peer_servers,
+    peer_starts,
+    peers,
+    streams,
+    wires,
+)
+from bench.case_http_appends import MANY_TOPICS, SIZES, TRAFFIC, prepared
 from bench.peer_goals import PeerGoal
 
 RUST = peer_builds.CRATES["durable-streams-rust"]
@@ -52,17 +63,19 @@ def test_every_row_is_compared_with_one_of_ours_in_the_same_case() -> None:
 
 
 def test_all_servers_get_the_same_bytes_of_data_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = peer_loads.in_turns("/v1/stream/t{}", peer_loads.document())
+    plan = peer_starts.in_turns("/v1/stream/t{}", wires.document())
     requests = peers_requests(plan, monkeypatch)
     lines = [request.partition(b"\r\n")[0] for request in requests]
     assert len(set(lines)) == peer_loads.TOPICS
     assert lines[0].startswith(b"POST /v1/stream/t")
-    assert all(request.endswith(b"\r\n\r\n" + peer_loads.document()) for request in requests)
+    assert all(request.endswith(b"\r\n\r\n" + wires.document()) for request in requests)
 
 
-def peers_requests(plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def peers_requests(
+    plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch, count: int = peer_loads.TOPICS
+) -> list[bytes]:
     """What one connection sends, for as many requests as there are topics."""
-    from bench import plans, wires
+    from bench import plans
 
     sent: list[bytes] = []
 
@@ -75,7 +88,7 @@ def peers_requests(plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> lis
 
     monkeypatch.setattr(wires.socket, "create_connection", lambda *_: Sent())
     wire = plans.wire_of(plan, 1)
-    for _ in range(peer_loads.TOPICS):
+    for _ in range(count):
         wire.send_next()
     return sent
 
@@ -84,6 +97,55 @@ def test_redis_gets_one_stream_after_the_other(monkeypatch: pytest.MonkeyPatch) 
     plan = {"wire": "redis_xadds", "topics": peer_loads.TOPICS}
     commands = peers_requests(plan, monkeypatch)
     assert len({part.split(b"\r\n")[4] for part in commands}) == peer_loads.TOPICS
+
+
+class Asked:
+    """A server that notes which topics it was asked for."""
+
+    def __init__(self) -> None:
+        self.topics: list[tuple[str, str]] = []
+
+    def call(self, _method: str, path: str, _config: dict[str, str], key: str) -> None:
+        self.topics.append((path, key))
+
+
+def sent_by(name: str, monkeypatch: pytest.MonkeyPatch, count: int) -> list[bytes]:
+    """The requests of one connection of a kind of traffic, to ten topics."""
+    (traffic,) = [traffic for traffic in TRAFFIC if traffic.name == name]
+    asked = Asked()
+    plan = prepared(asked, traffic, 10)  # type: ignore[arg-type]
+    assert asked.topics == [(f"/v0/topics/t{number}", traffic.key) for number in range(10)]
+    return peers_requests(plan, monkeypatch, count)
+
+
+def test_appends_of_every_kind_go_from_topic_to_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    for traffic in TRAFFIC:
+        requests = sent_by(traffic.name, monkeypatch, 20)
+        paths = [request.split(b" ")[1] for request in requests]
+        assert sorted(set(paths)) == [b"/v0/topics/t%d" % number for number in range(10)]
+        assert all(paths[n] != paths[n + 1] for n in range(19))
+    assert {traffic.topics for traffic in TRAFFIC} >= {MANY_TOPICS}
+
+
+def test_appends_have_their_lengths_keys_and_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = [one.partition(b"\r\n\r\n")[2] for one in sent_by("mixed", monkeypatch, 60)]
+    lengths = {len(json.dumps(json.loads(body)["records"][0]["data"])) for body in bodies}
+    assert len(lengths) == len(set(SIZES)) and max(lengths) > 10 * min(lengths)
+    assert all(b"Authorization: Bearer " in one for one in sent_by("key", monkeypatch, 5))
+    sequences: dict[bytes, list[int]] = {}
+    for request in sent_by("producer", monkeypatch, 30):
+        lines = dict(line.split(b": ", 1) for line in request.split(b"\r\n")[1:] if b": " in line)
+        sequences.setdefault(request.split(b" ")[1], []).append(int(lines[b"Producer-Seq"]))
+    assert set(map(tuple, sequences.values())) == {(0, 1, 2)}, "each topic has a count of its own"
+
+
+def test_the_plan_has_appends_of_every_kind_and_both_protocols() -> None:
+    rows = [load for load in peer_loads.LOADS if load.case in peer_goals.PLAN]
+    said = " ".join(load.what for load in rows)
+    for kind in ("10,000 topics", "40 to 4,000 B", "with a key", "with Producer-Seq"):
+        assert kind in said, kind
+    by_name = {load.name: load for load in rows}
+    assert by_name[peer_loads.HTTP2].versus == peer_loads.HTTP1
 
 
 # Goals

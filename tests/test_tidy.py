@@ -36,6 +36,9 @@ EXCEPTIONS: dict[tuple[str, str, str], str] = {
     ("sockets", "core/thread_runtime.py", "select"): (
         "it asks the descriptor that its loop waits on whether there is news, and speaks to nobody"
     ),
+    ("filesystem", "server/fan_out.py", "os.write"): (
+        "its descriptors are those of sockets, whose transports write one at a time"
+    ),
     ("module soft limit", "core/errors.py", ""): (
         "the list of all errors: one short class for each code, and nothing else defines any"
     ),

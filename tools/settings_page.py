@@ -44,6 +44,7 @@ Only the tests read these:
 | `HEADRACE_TEST_SEED` | where their randomness starts; by default the commit's hash |
 | `HEADRACE_TEST_BASE` | the commit that `./run test --mutants --changed` compares with |
 | `HEADRACE_TEST_TIMES` | the directory that `./run test --times` collects measurements in |
+| `HEADRACE_TEST_TURNS` | how servers of tests handle a turn: `split` or `forced` |
 | `HEADRACE_TEST_MIN_HEARTBEAT_MS` | lowers the floor of `heartbeat_ms`, at most 1000 |
 | `HEADRACE_TEST_BENCH_QUICK` | set for the processes of `./run bench --quick` |
 

@@ -20,6 +20,7 @@ from headrace.core.limits import KIB
 from headrace.core.runtime import Ticket
 from headrace.engine.engine import Engine
 from headrace.engine.queues.answers import Claimed, Job
+from headrace.engine.queues.calls import Ack, Claim
 from headrace.engine.queues.dead_letters import Redrive
 from headrace.storage.block import Record
 from headrace.testing.diskmodel import Dice
@@ -209,6 +210,11 @@ class Play:
         self.engine.append("q", batch_of(records)).when_done(done)
 
     def claim(self) -> None:
+        """Claim for one worker, or for several at once."""
+        together = (1, 1, 2, 3)[self.dice.below(4)]
+        self.engine.queues.claim_all([self._new_claim() for _ in range(together)])
+
+    def _new_claim(self) -> Claim:
         dice = self.dice
         node = NODES[dice.below(len(NODES))]
         lease_ms = LEASES_MS[dice.below(len(LEASES_MS))]
@@ -228,13 +234,13 @@ class Play:
             elif bound:  # the worker was gone before
                 self.mark(lambda teller: teller.drop(leases))
 
-        self.engine.queues.claim(
-            "q", node, 1 + dice.below(4), lease_ms, connection=connection
-        ).when_done(done)
+        claim = Claim(self.engine.runtime, "q", node, 1 + dice.below(4), lease_ms, connection)
+        claim.when_done(done)
+        return claim
 
     def use(self) -> None:
         """Acknowledge, give back or extend some jobs of one node, or come late with them."""
-        dice = self.dice
+        dice, queues = self.dice, self.engine.queues
         if not self.held:
             return
         node = self.held[dice.below(len(self.held))][1]
@@ -245,11 +251,32 @@ class Play:
             return
         if what != "extend":
             self.held = [(job, holder) for job, holder in self.held if job not in jobs]
-        self.calls += 1
-        number, seqs = self.calls, [job.seq for job in jobs]
-        leases = [job.lease_id for job in jobs]
+        if what == "ack":
+            # In one go, or one ack for each job, all at once.
+            parts = [jobs] if dice.coin() else [[job] for job in jobs]
+            queues.ack_all([self._new_ack(node, part) for part in parts])
+            return
         delay_ms = DELAYS_MS[dice.below(len(DELAYS_MS))]
         lease_ms = LEASES_MS[dice.below(len(LEASES_MS))]
+        seqs, leases = [job.seq for job in jobs], [job.lease_id for job in jobs]
+        done = self._asked(what, leases, lease_ms, delay_ms)
+        if what == "nack":
+            queues.nack("q", node, seqs, delay_ms, leases).when_done(done)
+        else:
+            queues.extend("q", node, seqs, lease_ms, leases).when_done(done)
+
+    def _new_ack(self, node: str, jobs: Sequence[Job]) -> Ack:
+        leases = [job.lease_id for job in jobs]
+        ack = Ack(self.engine.runtime, "q", node, [job.seq for job in jobs], leases)
+        ack.when_done(self._asked("ack", leases))
+        return ack
+
+    def _asked(
+        self, what: str, leases: list[str], lease_ms: int = 0, delay_ms: int = 0
+    ) -> Callable[[Ticket[Any]], None]:
+        """Note that something is asked; return what notes the answer."""
+        self.calls += 1
+        number = self.calls
         self.mark(lambda teller: teller.ask(number, what, leases, lease_ms))
 
         def done(ticket: Ticket[Any]) -> None:
@@ -258,13 +285,7 @@ class Play:
             skipped = list(answer.skipped)
             self.mark(lambda teller: teller.answer(number, skipped, deadlines, delay_ms))
 
-        queues = self.engine.queues
-        if what == "ack":
-            queues.ack("q", node, seqs, leases).when_done(done)
-        elif what == "nack":
-            queues.nack("q", node, seqs, delay_ms, leases).when_done(done)
-        else:
-            queues.extend("q", node, seqs, lease_ms, leases).when_done(done)
+        return done
 
     def hang_up(self, connection: int) -> None:
         leases = self.connections.pop(connection)

@@ -6,12 +6,10 @@ difference.  HTTP/2 has tests of its own in tests/unit/server.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +18,7 @@ from websockets.frames import Frame, Opcode
 from headrace.server.http1.connection import Http1Connection
 from headrace.server.http1.heads import KnownHeads
 from headrace.wire.websocket_frames import Incoming
-from tests.support.memory_transport import MemoryTransport
+from tests.support.memory_transport import MemoryTransport, in_a_loop
 from tests.support.wire_fuzz import LOCAL, Damage, World
 
 COMMANDS, FRAMES, CONNECTIONS = 10_000, 10_000, 8_000
@@ -189,15 +187,6 @@ def fuzz_connections(world: World, other: World, seed: int, count: int) -> Count
         assert (normal(whole), closes) == (normal(split), also_closes), (data, pieces)
         statuses.update(re.findall(rb"HTTP/1\.1 ([0-9]+)", whole))
     return statuses
-
-
-def in_a_loop(work: Callable[[], Any]) -> Any:
-    """Connections set timers when they are refused."""
-
-    async def run() -> Any:
-        return work()
-
-    return asyncio.run(run())
 
 
 def test_http1_bytes_split_anywhere(world) -> None:

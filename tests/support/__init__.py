@@ -8,6 +8,8 @@
 | exchanges, live_readers, websocket_client, wire_fuzz | requests and streams without sockets |
 | served_app, transport_routes, http2_client | an application on a socket in a thread |
 | servers, speakers, wire_queues | real server processes, spoken to over HTTP/1.1 and HTTP/2 |
+| turn_modes, forced_turns, warm_processes | how those processes start, and handle a turn |
+| turn_servers, turn_http2, turn_traffic | a whole server without sockets, turn by turn |
 | server_lives, proxy | servers that are killed and started again; a network that cuts and delays |
 | memory_transport, uploads, upload_server | bodies that arrive in pieces |
 | wal_logs, segments, sim_disks, object_stores | parts of storage by themselves |

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class MemoryTransport(asyncio.Transport):
@@ -55,3 +58,12 @@ class MemoryTransport(asyncio.Transport):
 
     def get_protocol(self) -> Any:
         return self.protocol
+
+
+def in_a_loop(work: Callable[[], T]) -> T:
+    """Call it inside a loop: connections set timers when they are refused."""
+
+    async def run() -> T:
+        return work()
+
+    return asyncio.run(run())

@@ -3,9 +3,9 @@
 A server imports 700 modules, which takes it half a second of the processor, and the suite starts
 hundreds; forked, it takes a tenth.  `WarmPopen` is a `subprocess.Popen` for the same programs: the
 child has an environment, a working directory and standard files of its own, is a child of this
-process, and ends as any other.  Only its `/proc/<pid>/environ` and `cmdline` are those of the
-process that it was forked from, so what looks at these, or passes options to Python, starts its
-processes the usual way.
+process, and ends as any other; a server handles turns as the run of tests has it (`turn_modes.py`).
+Only its `/proc/<pid>/environ` and `cmdline` are those of the process that it was forked from, so
+what looks at these, or passes options to Python, starts its processes the usual way.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.testing.process import ServerProcess
+from tests.support import turn_modes
 from tests.support.checkout import ROOT, SOURCES
 
 MESSAGE_BYTES_MAX = 1 << 20
@@ -154,6 +155,7 @@ def become(
 
 def run_program() -> None:
     """As `python` does with the arguments that are in `sys.argv`."""
+    turn_modes.obey(os.environ.get(turn_modes.VARIABLE, ""))
     if sys.argv[0] == "-m":
         module, *arguments = sys.argv[1:]
         sys.argv = [module, *arguments]

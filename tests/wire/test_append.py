@@ -10,6 +10,8 @@ import pytest
 from tests.support.expected_answers import two_appended
 
 JSON_TYPE = {"content-type": "application/json"}
+# White space at the end makes a body large, and large ones are decoded another way.
+SIZES = pytest.mark.parametrize("padding", [b"", b" " * 4_096], ids=["small", "large"])
 
 
 def test_the_answer_of_a_creating_append(speak, topic) -> None:
@@ -38,7 +40,8 @@ def test_fsync_ms_is_zero_unless_it_was_waited_for(speak, topic, durability) -> 
         assert "server-timing" in reply.headers
 
 
-def test_payloads_come_back_byte_for_byte(speak, topic) -> None:
+@SIZES
+def test_payloads_come_back_byte_for_byte(speak, topic, padding) -> None:
     """§1.1: key order, duplicate keys, number spelling and spaces are kept."""
     payloads = [
         b'{"z":1,"a":2,"z":3}',
@@ -54,7 +57,7 @@ def test_payloads_come_back_byte_for_byte(speak, topic) -> None:
         b"-0.0",
     ]
     body = b'{"records":[' + b",".join(b'{"data":' + p + b"}" for p in payloads) + b"]}"
-    assert speak("POST", f"/v0/topics/{topic}", body, JSON_TYPE).status == 201
+    assert speak("POST", f"/v0/topics/{topic}", body + padding, JSON_TYPE).status == 201
     found = speak("POST", f"/v0/topics/{topic}/diff", b"").body
     for payload in payloads:
         assert b'"data":' + payload in found, payload
@@ -119,7 +122,11 @@ def test_return_seqs_is_a_matter_of_the_query(speak, topic) -> None:
 )
 def test_bad_bodies_are_refused_and_create_nothing(speak, topic, body) -> None:
     """§3.5, §1.1: missing or ill-typed fields: 400, before the topic is looked up."""
-    speak.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", body)
+    small = speak("POST", f"/v0/topics/{topic}", body)
+    assert (small.status, small.error["code"]) == (400, "invalid_request")
+    padded = json.dumps(body).encode() + b" " * 4_096
+    large = speak("POST", f"/v0/topics/{topic}", padded, JSON_TYPE)
+    assert (large.status, large.error) == (400, small.error)
     speak.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
 
 
@@ -131,9 +138,10 @@ def test_what_is_not_json_is_refused(speak, topic, body) -> None:
 
 
 @pytest.mark.parametrize("payload", [b'"\xff"', b'"\xed\xa0\x80"', b'{"a":"\xc0\xaf"}'])
-def test_what_is_not_utf8_is_refused(speak, topic, payload) -> None:
+@SIZES
+def test_what_is_not_utf8_is_refused(speak, topic, payload, padding) -> None:
     """§1.1: a body that would poison every reader."""
-    body = b'{"records":[{"data":' + payload + b"}]}"
+    body = b'{"records":[{"data":' + payload + b"}]}" + padding
     reply = speak("POST", f"/v0/topics/{topic}", body, JSON_TYPE)
     assert (reply.status, reply.error["code"]) == (400, "invalid_request")
 
@@ -222,9 +230,10 @@ def test_a_key_is_stored_once(speak, topic) -> None:
     assert speak.state(topic)["head_seq"] == 3
 
 
-def test_the_header_is_used_when_the_body_has_no_key(speak, topic) -> None:
+@pytest.mark.parametrize("count", [1, 2_000])
+def test_the_header_is_used_when_the_body_has_no_key(speak, topic, count) -> None:
     """§3.5: `Idempotency-Key`."""
-    path, body = f"/v0/topics/{topic}", {"records": [{"data": 1}]}
+    path, body = f"/v0/topics/{topic}", {"records": [{"data": 1}] * count}
     assert speak.ok("POST", path, body, idempotency_key="h1")["deduped"] is False
     assert speak.ok("POST", path, body, idempotency_key="h1")["deduped"] is True
     both = {**body, "idempotency_key": "b1"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 from random import Random
 from typing import Any
@@ -11,12 +10,17 @@ from typing import Any
 import pytest
 
 from headrace.testing.process import ServerProcess
+from tests.support.pipelined import counted, pipelined
 from tests.support.servers import Servers
 
 ROUNDS = 30
 TOPICS = ("disk", "fsync", "full", "new", "percent%20encoded")
 NOT_COMPARED = ("epoch", "performance", "ts")
-COUNTED = ("headrace_http_requests_total", "headrace_append_records_total")
+COUNTED = (
+    "headrace_http_requests_total",
+    "headrace_append_records_total",
+    "headrace_read_records_total",
+)
 
 
 def append_of(dice: Random, number: int) -> bytes:
@@ -51,27 +55,41 @@ def append_of(dice: Random, number: int) -> bytes:
     return head.encode() + b"\r\n\r\n" + sent
 
 
+def diff_of(dice: Random) -> bytes:
+    """A request that reads, or tries to; what the same connection has just appended is there."""
+    name = (*TOPICS, "nowhere")[dice.randrange(len(TOPICS) + 1)]
+    body: dict[str, Any] = {"from_seq": dice.randrange(3), "limit": 1 + dice.randrange(20)}
+    content_type = "application/json"
+    kind = dice.randrange(8)
+    if kind == 0:
+        body = {"last": dice.randrange(4)}
+    elif kind == 1:
+        body = {"from_seq": 1, "last": 1}
+    elif kind == 2:
+        body["wait_ms"] = 1
+    elif kind == 3:
+        content_type = "text/plain"
+    sent = json.dumps(body).encode()
+    head = (
+        f"POST /v0/topics/{name}/diff HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Type: {content_type}\r\nContent-Length: {len(sent)}\r\n\r\n"
+    )
+    return head.encode() + sent
+
+
 def answers(connection: socket.socket, requests: list[bytes]) -> list[object]:
-    """The answers to requests that are sent at once."""
-    connection.sendall(b"".join(requests))
-    data, found = b"", []
-    while len(found) < len(requests):
-        head, separator, rest = data.partition(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", head)
-        if not separator or length is None or len(rest) < int(length[1]):
-            more = connection.recv(1 << 20)
-            assert more, data
-            data += more
-            continue
-        data = rest[int(length[1]) :]
-        names = sorted(line.partition(b":")[0] for line in head.splitlines()[1:])
-        found.append((head[:12], names, said(json.loads(rest[: int(length[1])]))))
-    assert not data
-    return found
+    """What requests that are sent at once are told."""
+    return [
+        (status, names, said(json.loads(body)))
+        for status, names, body in pipelined(connection, requests)
+    ]
 
 
 def said(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if name not in NOT_COMPARED}
+    told = {name: value for name, value in body.items() if name not in NOT_COMPARED}
+    for record in told.get("records", ()):
+        del record["$ts"]
+    return told
 
 
 def stored(connection: socket.socket) -> list[object]:
@@ -82,12 +100,11 @@ def stored(connection: socket.socket) -> list[object]:
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         for name in TOPICS
     ]
-    found = [answers(connection, [head.encode() + body])[0] for head in heads]
-    return json.loads(re.sub(r'"\$ts": \d+', '"$ts": 0', json.dumps(found, default=str)))
+    return [answers(connection, [head.encode() + body])[0] for head in heads]
 
 
 def run(server: ServerProcess, seed: int) -> tuple[list[object], list[object], list[str]]:
-    """Random appends, some of which come together; what each was told, and what is there then."""
+    """Random requests, some of which come together; what each was told, and what is there then."""
     dice, told = Random(seed), []
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
@@ -101,19 +118,12 @@ def run(server: ServerProcess, seed: int) -> tuple[list[object], list[object], l
             answers(connection, [head.encode() + body])
         for number in range(ROUNDS):
             count = 1 + dice.randrange(10)
-            told += answers(connection, [append_of(dice, number) for _ in range(count)])
-        return told, stored(connection), metrics(connection)
-
-
-def metrics(connection: socket.socket) -> list[str]:
-    connection.sendall(
-        b"GET /v0/metrics HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\n"
-        b"Connection: close\r\n\r\n"
-    )
-    data = b""
-    while more := connection.recv(1 << 20):
-        data += more
-    return sorted(line for line in data.decode().splitlines() if line.startswith(COUNTED))
+            asked = [
+                append_of(dice, number) if dice.randrange(3) else diff_of(dice)
+                for _ in range(count)
+            ]
+            told += answers(connection, asked)
+        return told, stored(connection), counted(connection, COUNTED)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -21,6 +21,7 @@ from headrace.metrics.requests import Metrics
 from headrace.server.access import AccessControl
 from headrace.server.app import App
 from headrace.server.auth import KeyRing
+from headrace.server.fan_out import write_to_all
 from headrace.server.http1.connection import Http1Connection
 from headrace.server.http1.heads import KnownHeads
 from headrace.storage.fs import RealFilesystem
@@ -76,6 +77,7 @@ def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
     table = RouteTable([native])
     for route in Documents(table.routes, settings).routes():
         table.add(route, native)
+    context.open_streams.write_to_all = write_to_all
     access = AccessControl(settings, keys)
     app = App(settings, table, access, engine.runtime, metrics, context.memory, engine.loading)
 

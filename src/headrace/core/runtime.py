@@ -1,9 +1,10 @@
 """The runtime seam: when a turn ends, where blocking work runs, how a result comes back.
 
 All engine state belongs to one thread, the *loop thread*.  A runtime gives it: `soon` (run this
-when the current turn ends), `submit` (run this elsewhere, then tell the loop thread),
-`submit_after` (the same after a wait, which what it returns cuts short), `later`, and `idle`
-(whether anything else waits for the loop thread, so that something short may be done at once).
+when the current turn ends), `last` (the same, after all else), `submit` (run this elsewhere, then
+tell the loop thread), `submit_after` (the same after a wait, which what it returns cuts short),
+`later`, and `idle` (whether anything else waits for the loop thread, so that something short may be
+done at once).
 
 `StepRuntime` runs everything in one thread in a fixed order, so that tests can stop at any step;
 those that serve are in `thread_runtime.py`.  Nothing here knows what the work is.
@@ -31,6 +32,7 @@ class Runtime(Protocol):
     clock: Clock
 
     def soon(self, thunk: Thunk) -> None: ...
+    def last(self, thunk: Thunk) -> None: ...
     def later(self, delay_ms: int, thunk: Thunk) -> None: ...
     def submit(self, lane: str, work: Callable[[], object], done: Done) -> None: ...
     def submit_after(
@@ -192,6 +194,10 @@ class StepRuntime:
 
     def soon(self, thunk: Thunk) -> None:
         self._ready.append(thunk)
+
+    def last(self, thunk: Thunk) -> None:
+        """The same as `soon`: here a step is a turn."""
+        self.soon(thunk)
 
     def later(self, delay_ms: int, thunk: Thunk) -> None:
         self._timers.add(delay_ms, thunk)

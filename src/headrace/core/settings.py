@@ -206,7 +206,7 @@ class Settings:
     # Memory and threads.
     memory_budget_bytes: Annotated[
         int, _size("Memory for unsealed records, indexes and caches together.", MIB)
-    ] = 512 * MIB
+    ] = 160 * MIB
     read_cache_bytes: Annotated[int, _size("Verified segment blocks kept.", 0)] = 128 * MIB
     tag_index_bytes_max: Annotated[int, _size("Index of the tags of unsealed records.", 0)] = (
         64 * MIB

@@ -11,11 +11,13 @@ A figure that is kept elsewhere is a *reading*: a function that is asked at each
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 SERIES_PER_METRIC_MAX = 1_000
+# Values that a histogram keeps before it sorts them into their buckets.
+RECENT_VALUES_MAX = 512
 
 # 0.1 ms doubled up to 1.6 s: a lone fdatasync, a slow disk and a dying one fall in other buckets.
 LATENCY_SECONDS = tuple(0.0001 * 2**n for n in range(15))
@@ -74,22 +76,71 @@ class Histogram:
     >>> histogram.counts, histogram.sum
     ([1, 1, 1], 56)
 
+    Values are sorted into their buckets many at a time, when it is asked for them or
+    `RECENT_VALUES_MAX` have come: to find the bucket of each as it comes takes five times as long.
+
     `scale` turns what is observed into the unit of the metric's name: nanoseconds are whole
     numbers, and only a scrape makes seconds of them.
     """
 
-    __slots__ = ("bounds", "counts", "scale", "sum")
+    __slots__ = ("_counts", "_recent", "_sum", "bounds", "scale")
 
     def __init__(self, bounds: Sequence[int | float], scale: Number = 1) -> None:
         assert list(bounds) == sorted(set(bounds)), bounds
         self.bounds = tuple(bounds)
         self.scale = scale
-        self.counts = [0] * (len(self.bounds) + 1)  # the last holds what is above every bound
-        self.sum: int | float = 0
+        self._counts = [0] * (len(self.bounds) + 1)  # the last holds what is above every bound
+        self._sum: int | float = 0
+        self._recent: list[int | float] = []
 
     def observe(self, value: int | float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+        recent = self._recent
+        recent.append(value)
+        if len(recent) >= RECENT_VALUES_MAX:
+            self._sort()
+
+    def observe_all(self, values: Iterable[int | float]) -> None:
+        recent = self._recent
+        recent += values
+        if len(recent) >= RECENT_VALUES_MAX:
+            self._sort()
+
+    def observe_times(self, value: int | float, times: int) -> None:
+        """Observe one value so many times."""
+        self._counts[bisect_left(self.bounds, value)] += times
+        self._sum += value * times
+
+    def _sort(self) -> None:
+        """Count recent values in their buckets."""
+        recent, counts = self._recent, self._counts
+        recent.sort()
+        below = 0
+        for bucket, bound in enumerate(self.bounds):
+            reached = bisect_right(recent, bound, below)
+            counts[bucket] += reached - below
+            below = reached
+            if below == len(recent):
+                break
+        counts[-1] += len(recent) - below
+        self._sum += sum(recent)
+        recent.clear()
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many values each bucket has; the last holds what is above every bound."""
+        self._sort()
+        return self._counts
+
+    @property
+    def sum(self) -> int | float:
+        self._sort()
+        return self._sum
+
+    def add(self, other: Histogram) -> None:
+        """Count all that another histogram of the same bounds has, too."""
+        assert other.bounds == self.bounds, other.bounds
+        self._counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self._sum += other.sum
 
     @property
     def count(self) -> int:
@@ -113,9 +164,7 @@ def add_up(histograms: Sequence[Histogram], bounds: Sequence[Number], scale: Num
     """
     total = Histogram(bounds, scale)
     for histogram in histograms:
-        assert histogram.bounds == total.bounds, histogram.bounds
-        total.counts = [a + b for a, b in zip(total.counts, histogram.counts, strict=True)]
-        total.sum += histogram.sum
+        total.add(histogram)
     return total
 
 

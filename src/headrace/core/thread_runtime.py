@@ -108,6 +108,10 @@ class ThreadRuntime:
     def soon(self, thunk: Thunk) -> None:
         self._ready.append(thunk)
 
+    def last(self, thunk: Thunk) -> None:
+        """The same as `soon`: what is ready runs until nothing is."""
+        self.soon(thunk)
+
     def later(self, delay_ms: int, thunk: Thunk) -> None:
         self._timers.add(delay_ms, thunk)
 
@@ -185,14 +189,25 @@ class LoopRuntime(ThreadRuntime):
         super().__init__(clock, threads)
         self._loop = loop or asyncio.get_running_loop()
         self._events = _events_of(self._loop)
+        self._last: list[Thunk] = []  # run at the end of the turn
+        self._in_turn = False  # what is ready is being run
         self._turn_asked = False
         self._closed = False
 
     def soon(self, thunk: Thunk) -> None:
+        self._ask_turn()
+        self._ready.append(thunk)
+
+    def last(self, thunk: Thunk) -> None:
+        """Run this at the end of the turn that is under way, or else of the next one."""
+        if not self._in_turn:
+            self._ask_turn()
+        self._last.append(thunk)
+
+    def _ask_turn(self) -> None:
         if not self._turn_asked:
             self._loop.call_soon(self._turn)
             self._turn_asked = True  # after that: no turn comes if it failed for want of memory
-        self._ready.append(thunk)
 
     def later(self, delay_ms: int, thunk: Thunk) -> None:
         def fire() -> None:
@@ -201,9 +216,17 @@ class LoopRuntime(ThreadRuntime):
 
         self._loop.call_later(delay_ms / 1000, fire)
 
+    def drain(self) -> None:
+        super().drain()
+        while self._last:
+            self._ready.extend(self._last)
+            self._last.clear()
+            super().drain()
+
     def close(self) -> None:
         self._closed = True
         super().close()
+        self._last.clear()
 
     def _wake(self) -> None:
         self._woken.set()
@@ -224,18 +247,36 @@ class LoopRuntime(ThreadRuntime):
 
     def idle(self) -> bool:
         """Whether no step is left to do, and the kernel has no news for the loop either."""
-        return not self._ready and self._events is not None and not self._events.poll(0)
+        return (
+            not self._ready
+            and not self._last
+            and self._events is not None
+            and not self._events.poll(0)
+        )
 
     def _turn(self) -> None:
-        """Run what is ready now; what that makes ready runs in the next turn."""
+        """Run what is ready now, then what is last; what that makes ready runs in the next turn.
+
+        So whatever takes turns with requests comes after them, and after their answers.
+        """
         self._turn_asked = False
         ready = self._ready
-        for _ in range(len(ready)):
-            try:
-                ready.popleft()()
-            except Exception as error:  # noqa: BLE001 - the loop's handler hears, the turn goes on
-                context = {"message": "a step of the engine failed", "exception": error}
-                self._loop.call_exception_handler(context)
+        self._in_turn = True
+        try:
+            for _ in range(len(ready)):
+                self._run(ready.popleft())
+        finally:
+            self._in_turn = False
+        last, self._last = self._last, []
+        for thunk in last:
+            self._run(thunk)
+
+    def _run(self, thunk: Thunk) -> None:
+        try:
+            thunk()
+        except Exception as error:  # noqa: BLE001 - the loop's handler hears, the turn goes on
+            context = {"message": "a step of the engine failed", "exception": error}
+            self._loop.call_exception_handler(context)
 
     def wait(self, ticket: Ticket[T]) -> None:
         if not ticket.done:

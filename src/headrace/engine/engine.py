@@ -192,9 +192,13 @@ class Engine(EngineLifetime):
         )
         return self._attempt(lambda: self._reader.read(name, request))
 
-    def read_page(self, name: str, request: ReadRequest) -> Ticket[Page]:
-        """`read` for callers that have the request already: the wire layer."""
-        return self._attempt(lambda: self._reader.read(name, request))
+    def consume(self, name: str, request: ReadRequest) -> Page | Ticket[Page]:
+        """`read` for callers that have checked the request already: the wire layer.
+
+        Returns the page itself where nothing has to be waited for, and raises what is refused at
+        once.  It counts for the priority of the topic, as `touch` does.
+        """
+        return self._reader.consume(name, request)
 
     def wait(self, name: str, after_seq: int) -> Ticket[None]:
         """Done when there is a record beyond `after_seq`, or the topic is gone."""

@@ -1,6 +1,6 @@
 """What the parts of the engine share: the topics, the log, the sealed files and the totals.
 
-Only this file routes a topic to a shard and decides which blocks leave memory.  The parts (append,
+Only this file routes a topic to a shard.  The parts (append,
 read, delete, lifecycle, checkpoint, recovery) each hold the one `EngineState`, and are handed the
 few other parts they use.  They read its attributes and change it by its methods alone.  Everything
 here belongs to the loop thread.
@@ -33,6 +33,7 @@ from headrace.engine.reading.read_counters import ReadCounters
 from headrace.engine.removal.row_fetches import RowFetches
 from headrace.engine.scheduling.throttle import Throttle
 from headrace.engine.scheduling.turns import Turns
+from headrace.engine.sealed_blocks import SealedBlocks
 from headrace.engine.topics.directory import TopicDirectory
 from headrace.engine.topics.loading import LoadingTopics
 from headrace.engine.topics.sealed_rows import Sealed
@@ -55,8 +56,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.engine")
 
 T = TypeVar("T")
-
-BLOCKS_PER_STEP = 64  # that leave memory before somebody looks how long it has taken
 
 
 class EngineState:
@@ -91,7 +90,7 @@ class EngineState:
         self.archive: Archive | None = None  # keeps what topics with `cold_reads` let go
         self.reads = ReadCounters()
         self.relocated_bytes_total = 0  # of files that moved to the cold tier
-        self._sealed_topics: dict[int, Topic] = {}  # may have sealed blocks in memory, by time
+        self.sealed_blocks = SealedBlocks(settings.memory_budget_bytes, self.totals, self.cache)
         self.fetching = RowFetches()
         self._overtaken: set[int] = set()
         self.overtaken_records_total = 0
@@ -188,7 +187,7 @@ class EngineState:
         self._overtaken.discard(topic.id)
         if self.ready:
             self.totals.remove(topic)
-        self._sealed_topics.pop(topic.id, None)
+        self.sealed_blocks.forget(topic)
         topic.end()
         self.keys.forget_topic(topic.id)
         self.producer_memory.forget_topic(topic)
@@ -346,38 +345,10 @@ class EngineState:
         """Keep no dead rows any more: everything was replayed."""
         self._pinned.clear()
 
-    def may_drop_blocks(self, topic: Topic) -> None:
-        """Let the sealed blocks of a topic leave memory, after those of topics sealed earlier."""
-        self._sealed_topics.pop(topic.id, None)
-        self._sealed_topics[topic.id] = topic
-
     def forget_blocks(self, topic: Topic) -> None:
         """Drop every block of a topic from memory, and the index of their tags."""
-        self._sealed_topics.pop(topic.id, None)
+        self.sealed_blocks.forget(topic)
         topic.drop_blocks()
-
-    def fit_memory(self) -> None:
-        """Drop sealed blocks, of what was sealed longest ago first, until half the budget is free.
-
-        The other half is for what only the log and memory hold.
-        """
-        for _ in self.fitting_memory():
-            pass
-
-    def fitting_memory(self) -> Iterator[None]:
-        """Do the same a little at a time: the loop may have a turn after each step."""
-        goal = self.settings.memory_budget_bytes // 2
-        tries = 0
-        for topic in list(self._sealed_topics.values()):
-            while self.totals.resident_bytes > goal:
-                tries += 1
-                if tries % BLOCKS_PER_STEP == 0:
-                    yield
-                if not topic.drop_sealed_block():
-                    self._sealed_topics.pop(topic.id, None)  # forgotten meanwhile, perhaps
-                    break
-            else:
-                return
 
 
 def _tell(listeners: list[Callable[[Topic], None]], topic: Topic) -> None:

@@ -8,9 +8,8 @@ what the engine knows, `process.py` what the process knows.
 from __future__ import annotations
 
 import platform
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import headrace
 from headrace.core.errors import CorruptionError
@@ -107,6 +106,13 @@ class _OfRoute:
         self.route = route
         self.duration = duration  # None: a stream, whose length says nothing
         self.statuses: dict[int, Counter] = {}
+
+
+class AnswersOf(NamedTuple):
+    """Counts the answers of one route with one status."""
+
+    total: Counter
+    durations_ns: Histogram
 
 
 class _OfAppends:
@@ -261,8 +267,7 @@ class Metrics:
         counter.value += 1
         duration = figures.duration
         if duration is not None:
-            duration.counts[bisect_left(LATENCY_NS, ns)] += 1
-            duration.sum += ns
+            duration.observe(ns)
         if status in REFUSALS:
             self.rejected(REFUSALS[status])
 
@@ -287,14 +292,26 @@ class Metrics:
         figures.statuses[status] = counter
         return counter
 
+    def answers_of(self, route: CountedRoute, status: int) -> AnswersOf:
+        """What counts the answers of a route with this status, for those who count many."""
+        figures = self._routes.get(id(route)) or self._of_route(route)
+        counter = figures.statuses.get(status) or self._of_status(figures, status)
+        assert figures.duration is not None and status not in REFUSALS, (route.template, status)
+        return AnswersOf(counter, figures.duration)
+
     def appended(self, durability: str, dialect: str, records: int, size: int, ns: int) -> None:
         """Count an append that was acknowledged, `ns` after it arrived."""
-        self.appended_all(durability, dialect, ((records, size, ns),))
+        self.appended_all(durability, dialect, (records,), size, (ns,))
 
     def appended_all(
-        self, durability: str, dialect: str, appends: Sequence[tuple[int, int, int]]
+        self,
+        durability: str,
+        dialect: str,
+        records: Sequence[int],
+        size: int,
+        durations_ns: Sequence[int],
     ) -> None:
-        """Count appends: how many records and bytes each had, and how long it took."""
+        """Count appends: the records and the time of each, and the bytes of all."""
         figures = self._appends.get((durability, dialect))
         if figures is None:
             figures = self._appends[durability, dialect] = _OfAppends(
@@ -302,38 +319,33 @@ class Metrics:
                 self._append_bytes.of(durability, dialect),
                 self._append_durations.of(durability),
             )
-        duration, batches = figures.duration, self._append_batches
-        counts, batch_counts = duration.counts, batches.counts
-        all_records = all_bytes = all_ns = 0
-        for records, size, ns in appends:
-            all_records += records
-            all_bytes += size
-            all_ns += ns
-            counts[bisect_left(LATENCY_NS, ns)] += 1
-            batch_counts[bisect_left(BATCH_RECORDS, records)] += 1
-        figures.records.value += all_records
-        figures.bytes.value += all_bytes
-        duration.sum += all_ns
-        batches.sum += all_records
+        figures.records.value += sum(records)
+        figures.bytes.value += size
+        figures.duration.observe_all(durations_ns)
+        self._append_batches.observe_all(records)
 
     def read(self, dialect: str, records: int, ns: int, tier: str = "hot") -> None:
         """Count a read that was answered; `tier` is `cold` or `lake` if one of them was read."""
+        self.read_all(dialect, tier, ((records, ns),))
+
+    def read_all(self, dialect: str, tier: str, reads: Sequence[tuple[int, int]]) -> None:
+        """Count reads: how many records each was given, and how long it took."""
         counter = self._reads.get((dialect, tier))
         if counter is None:
             counter = self._reads[dialect, tier] = self._read_records.of(dialect, tier)
-        counter.value += records
         duration = self._read_durations.get(tier)
         if duration is None:
             duration = self._read_durations[tier] = self._read_duration.of(tier)
-        duration.observe(ns)
+        counter.value += sum([records for records, _ in reads])
+        duration.observe_all([ns for _, ns in reads])
 
-    def delivered(self, dialect: str, records: int, lag: int) -> None:
-        """Count a batch that a live stream was given; `lag` records are still ahead of it."""
+    def delivered(self, dialect: str, records: int, lag: int, streams: int = 1) -> None:
+        """Count a batch that live streams were given; `lag` records are still ahead of it."""
         counter = self._reads.get((dialect, "hot"))
         if counter is None:
             counter = self._reads[dialect, "hot"] = self._read_records.of(dialect, "hot")
-        counter.value += records
-        self._watch_lag.observe(lag)
+        counter.value += records * streams
+        self._watch_lag.observe_times(lag, streams)
 
     # What is rare
 

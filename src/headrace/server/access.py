@@ -64,9 +64,8 @@ class AccessControl:
         browser's question whether a page may send a request is answered here.
         """
         headers = exchange.headers
-        # Without keys nearly every request: addressed as others were before, and by no web page.
-        if headers.get(b"host") in self._known_hosts and b"origin" not in headers:
-            return
+        if self.admits_by_head(headers):
+            return  # without keys nearly every request
         if self._hosts is not None:
             self._hosts.check(headers.get(b"host"))
         if self._origins and exchange.method == "OPTIONS" and _is_preflight(headers):
@@ -83,6 +82,17 @@ class AccessControl:
         safe = exchange.method in _SAFE_METHODS and b"upgrade" not in headers and is_read(route)
         if not safe:
             self._origins.check(origin, headers.get(b"host", b""))
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a request has to show a key."""
+        return bool(self._keys)
+
+    def admits_by_head(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether any request with these headers is let in, to whatever route: there are no keys,
+        it is addressed as others were before, and no web page sends it.
+        """
+        return headers.get(b"host") in self._known_hosts and b"origin" not in headers
 
     def release(self, exchange: Exchange) -> None:
         """Give back the slot of a request that has ended, if it holds one."""

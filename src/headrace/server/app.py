@@ -22,8 +22,9 @@ from headrace.core.settings import Settings
 from headrace.engine.topics.loading import LoadingTopics
 from headrace.metrics.requests import Metrics
 from headrace.server.access import AccessControl
+from headrace.server.admitted_heads import AdmittedHead
 from headrace.server.compression import choose, decode_body, encode_body
-from headrace.server.freed_memory import FreedMemory
+from headrace.server.freed_memory import FreedMemory, keep_freed_blocks
 from headrace.server.memory_reserve import MemoryReserve
 from headrace.server.refusals import no_memory
 from headrace.server.turn import Turn
@@ -91,7 +92,7 @@ class App:
             dialect.adds_headers = access.adds_headers or bool(dialect.headers)
         self.metrics = metrics
         self.clock = runtime.clock
-        self._now_ns = runtime.clock.monotonic_ns
+        self.now_ns = runtime.clock.monotonic_ns
         self.state: State = "starting"
         self.budget = Budget(settings.request_memory_bytes_max)
         self.passing_bytes = 0  # of bodies that were unpacked, or taken in pieces
@@ -111,6 +112,7 @@ class App:
 
     def start(self) -> None:
         """Begin to tick: time-outs of connections, and what dialects do by themselves."""
+        keep_freed_blocks()
         self._ticking = True
         self._tick()
 
@@ -163,7 +165,7 @@ class App:
 
     def _visit(self, left: Iterator[TransportConnection], pending: int) -> None:
         """Tick connections for at most `VISIT_NS_MAX`, and the rest in later turns of the loop."""
-        now_ns = self._now_ns()
+        now_ns = self.now_ns()
         stop_ns = now_ns + VISIT_NS_MAX
         for connection in left:
             pending += connection.pending_bytes
@@ -171,7 +173,7 @@ class App:
                 connection.tick(now_ns // 1_000_000)
             except Exception:  # the others have their time-outs, too
                 log.exception("a connection failed at its tick")
-            if self._now_ns() > stop_ns:
+            if self.now_ns() > stop_ns:
                 self._runtime.later(0, partial(self._visit, left, pending))
                 return
         self.pending_bytes = pending
@@ -249,12 +251,24 @@ class App:
                 self.waiting.park(exchange, self.now_ms())
             elif b"content-encoding" in exchange.headers and not exchange.streamed:
                 self._decode(exchange)
-            elif route.turn_handler is not None:
-                self.turn.add(route, exchange)
             else:
-                route.handler(exchange)
+                self._call_handler(route, exchange)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
             exchange.fail(error)
+
+    def handle_admitted(self, exchange: Exchange, head: AdmittedHead) -> None:
+        """Answer a request of which its head has settled all but the key."""
+        if self.state != "serving" or not self.waiting.none:
+            self.handle(exchange)
+            return
+        exchange.on_answered = self.finished
+        if head.needs_key:
+            try:
+                self.access.admit(exchange, head.route)
+            except Exception as error:  # noqa: BLE001 - as in `handle`
+                exchange.fail(error)
+                return
+        self.turn.add(head.group, exchange)
 
     def _run(self, exchange: Exchange) -> None:
         """Call the handler of a request that has been let in."""
@@ -270,7 +284,7 @@ class App:
     def _call_handler(self, route: Route, exchange: Exchange) -> None:
         """Call the handler, or have it called at the end of the turn with the others."""
         if route.turn_handler is not None:
-            self.turn.add(route, exchange)
+            self.turn.add(self.turn.group_of(route), exchange)
         else:
             route.handler(exchange)
 
@@ -362,7 +376,7 @@ class App:
         if exchange.key is not None:
             self.access.release(exchange)
         if exchange.route is not None:
-            taken_ns = self._now_ns() - exchange.started_ns
+            taken_ns = self.now_ns() - exchange.started_ns
             if exchange.long_lived:
                 self.metrics.stream_done(exchange.route, status)
             else:

@@ -1,4 +1,7 @@
-"""Memory that large bodies have let go, given back to the system when a rush of them is over.
+"""Memory that large bodies have let go: kept for the next one, or given back to the system.
+
+An answer of some 100 KiB that is asked for and given back each time costs more than what fills it:
+the system clears every page of it again.  `keep_freed_blocks` has the C library keep that much.
 
 The C library keeps what is freed below something that is still in use: after eight senders of
 60 MB at once a server of 98 MB stayed at 250 to 370 MB.  `malloc_trim` gives it back.  Only this
@@ -20,9 +23,22 @@ from typing import Final
 LET_GO_BYTES_MIN: Final = 32 << 20
 # More than this in a second, and it is not over yet.
 REST_BYTES_MAX: Final = 8 << 20
+# Blocks up to this size are taken from the heap, at whose end twice as much may be free.
+KEPT_BYTES: Final = 8 << 20
 
 # Not every C library has it: musl does not.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def keep_freed_blocks() -> None:
+    """Have blocks of up to `KEPT_BYTES` come from memory that others have left.
+
+    Up to some size glibc gives a block from its heap, beyond it one of its own that goes back to
+    the system at once.  That size begins at 128 KiB, and is raised to that of the largest block
+    that was ever let go: here is one.  Other libraries take no notice.
+    """
+    with suppress(MemoryError):
+        bytearray(KEPT_BYTES)
 
 
 def trim_heap() -> None:

@@ -10,23 +10,35 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.core.runtime import Runtime
-from headrace.wire.exchange import Exchange
+from headrace.wire.exchange import Exchange, TurnHandler
 from headrace.wire.routes import Route
 
 # Bodies of requests that wait for the end of their turn.
 TURN_BYTES_MAX: Final = 1 << 20
 
 
+class TurnGroup:
+    """The requests of one route that wait for the end of the turn, in the order of arrival."""
+
+    __slots__ = ("exchanges", "handler")
+
+    def __init__(self, handler: TurnHandler) -> None:
+        self.handler = handler
+        self.exchanges: list[Exchange] = []
+
+
 class Turn:
     """What has come since the last turn ended."""
 
-    __slots__ = ("_asked", "_bytes", "_count", "_gathered", "_requests_max", "_runtime")
+    __slots__ = ("_asked", "_bytes", "_count", "_groups", "_requests_max", "_runtime", "_waiting")
 
     def __init__(self, runtime: Runtime, requests_max: int) -> None:
         self._runtime = runtime
         self._requests_max = requests_max
-        # By the identity of the route: to hash one takes longer than all the rest.
-        self._gathered: dict[int, tuple[Route, list[Exchange]]] = {}
+        # By the identity of the route, which is kept beside it: to hash one takes longer than all
+        # the rest.
+        self._groups: dict[int, tuple[Route, TurnGroup]] = {}
+        self._waiting: list[TurnGroup] = []  # those that have requests, by their first one
         self._count = 0
         self._bytes = 0
         self._asked = False  # the end of the turn will run it
@@ -35,15 +47,23 @@ class Turn:
         """How many requests wait for the end of the turn."""
         return self._count
 
-    def add(self, route: Route, exchange: Exchange) -> None:
-        """Handle a request with the others of its route, when the turn ends."""
-        gathered = self._gathered.get(id(route))
-        if gathered is None:
-            gathered = self._gathered[id(route)] = (route, [])
+    def group_of(self, route: Route) -> TurnGroup:
+        """The group of a route that has a handler for turns."""
+        found = self._groups.get(id(route))
+        if found is None:
+            assert route.turn_handler is not None, route.template
+            found = self._groups[id(route)] = (route, TurnGroup(route.turn_handler))
+        return found[1]
+
+    def add(self, group: TurnGroup, exchange: Exchange) -> None:
+        """Handle a request with the others of its group, when the turn ends."""
+        exchanges = group.exchanges
+        if not exchanges:
+            self._waiting.append(group)
         if not self._asked and self._requests_max > 1:
             self._runtime.soon(self.run)
             self._asked = True
-        gathered[1].append(exchange)
+        exchanges.append(exchange)
         self._count += 1
         self._bytes += len(exchange.body)
         if self._count >= self._requests_max or self._bytes >= TURN_BYTES_MAX:
@@ -54,12 +74,15 @@ class Turn:
         self._asked = False  # first of all: whatever fails now, the next request asks again
         if not self._count:
             return
-        gathered, self._gathered = self._gathered, {}
+        waiting, self._waiting = self._waiting, []
         self._count = self._bytes = 0
-        for route, exchanges in gathered.values():
-            assert route.turn_handler is not None
+        for group in waiting:
+            exchanges, group.exchanges = group.exchanges, []
             try:
-                route.turn_handler(exchanges)
+                # Without those whose clients went away, as of requests that wait for recovery.
+                asked = [exchange for exchange in exchanges if not exchange.answered]
+                if asked:
+                    group.handler(asked)
             except Exception as error:  # noqa: BLE001 - whatever it is, the clients hear of it
                 for exchange in exchanges:
                     if not exchange.answered:

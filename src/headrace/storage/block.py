@@ -5,20 +5,32 @@ Only this file and `block_encoding.py`, which writes it, know the layout of an a
 what a checkpoint reads, so that nothing is converted, and no record is touched on its own, between
 a request and the sealed file.
 
-`Batch` is what a caller hands in as lists, `ColumnBatch` the same as buffers, `Block` what the
-engine keeps, and `Rows` (in `rows.py`) what a read gives out.
+`Block` is what the engine keeps; what a caller hands in is in `record_batches.py`, and `Rows` (in
+`rows.py`) is what a read gives out.
 """
 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import accumulate, pairwise
+from typing import Final, NamedTuple
 
 import msgspec
 
-from headrace.storage.fs import Buffer
+from headrace.storage.record_batches import ABSENT as ABSENT
+from headrace.storage.record_batches import DENSE as DENSE
+from headrace.storage.record_batches import NO_COLUMN as NO_COLUMN
+from headrace.storage.record_batches import NULLABLE as NULLABLE
+from headrace.storage.record_batches import UNIFORM as UNIFORM
+from headrace.storage.record_batches import AnyBatch as AnyBatch
+from headrace.storage.record_batches import Batch as Batch
+from headrace.storage.record_batches import ColumnBatch as ColumnBatch
+from headrace.storage.record_batches import EncodedColumn as EncodedColumn
+from headrace.storage.record_batches import JsonPayloads as JsonPayloads
+from headrace.storage.record_batches import ends_of as ends_of
+from headrace.storage.record_batches import json_payloads as json_payloads
 from headrace.storage.record_headers import Header, decode_headers
 from headrace.storage.rows import KIND_BYTES as KIND_BYTES
 from headrace.storage.rows import KIND_COMMAND as KIND_COMMAND
@@ -29,9 +41,6 @@ from headrace.storage.rows import Rows as Rows
 
 ENTRY_APPEND = 1
 
-# Column modes.  On-disk values: never change one.
-ABSENT, UNIFORM, DENSE, NULLABLE = 0, 1, 2, 3
-
 #   type kind flags length | topic_id first_seq ts arrived_ms reserved_to | count sidecar | modes
 HEADER = struct.Struct("<BBHIQQqqQII8B")
 HEADER_BYTES = 64
@@ -39,51 +48,10 @@ assert HEADER.size == HEADER_BYTES
 
 _U32 = struct.Struct("<I")
 Blob = bytes  # Block has a field named `bytes`, which hides the type inside that class
+# What a block in memory takes beside its bytes: the objects around them and its place in a list.
+BLOCK_OBJECTS_BYTES = 208
 DATA_ONLY = bytes(7)  # the modes of all columns but the data, in most blocks
 SINGLE_AT = HEADER_BYTES + 8  # where the data of a single record starts, after two offsets
-
-# mode, u32 offsets, a presence byte a row, values: the buffers of a column as they are stored.
-EncodedColumn = tuple[int, Buffer, Buffer, Buffer]
-NO_COLUMN: EncodedColumn = (ABSENT, b"", b"", b"")
-
-
-class Batch(NamedTuple):
-    """Records to append, as columns; every present column has one item a record.
-
-    >>> Batch([b'{"id":1}', b'{"id":2}'], tags=["a", None]).rows
-    2
-    """
-
-    data: Sequence[bytes]
-    kind: int = KIND_JSON
-    tags: Sequence[str | None] | None = None
-    nodes: Sequence[str | None] | str | None = None  # one string: the node of every record
-    metas: Sequence[bytes | None] | None = None
-    headers: Sequence[Sequence[Header] | None] | None = None
-    kinds: bytes | None = None  # only with kind == KIND_MIXED
-    timestamps: Sequence[int] | None = None  # client timestamps, already non-decreasing
-
-    @property
-    def rows(self) -> int:
-        return len(self.data)
-
-
-class ColumnBatch(NamedTuple):
-    """Records to append, as the buffers a block stores: see `column_batch.py`, which makes them.
-
-    Its maker has validated it: nothing looks at its records again.
-    """
-
-    rows: int
-    kind: int
-    bytes: int  # data + meta bytes
-    data: EncodedColumn
-    tags: EncodedColumn = NO_COLUMN
-    nodes: EncodedColumn = NO_COLUMN
-    metas: EncodedColumn = NO_COLUMN
-
-
-AnyBatch = Batch | ColumnBatch
 
 
 class _Column(NamedTuple):
@@ -91,6 +59,15 @@ class _Column(NamedTuple):
     offsets: int  # where the u32 offsets start
     present: int  # where the presence bytes start (NULLABLE only)
     values: int  # where the values start
+
+
+_Layout = tuple[_Column, ...]
+# The layouts of singles, that is of blocks with one record that is nothing but data: all of a kind
+# have the same one, by which a stretch of them is told.  It has the data column only.
+SINGLES: Final[dict[int, _Layout]] = {
+    kind: (_Column(DENSE, HEADER_BYTES, SINGLE_AT, SINGLE_AT),)
+    for kind in (KIND_JSON, KIND_BYTES, KIND_COMMAND)
+}
 
 
 class Block(msgspec.Struct, gc=False, eq=False):
@@ -105,7 +82,7 @@ class Block(msgspec.Struct, gc=False, eq=False):
     ts: int  # of the last record; every record's unless a ts column is there
     arrived_ms: int
     bytes: int  # data + meta bytes: what caps and quotas count
-    _layout: tuple[_Column, ...] | None = None  # of a block with more than data, once asked for
+    _layout: _Layout | None = None  # of a single; of a block with more than data, once asked for
 
     @property
     def last_seq(self) -> int:
@@ -138,10 +115,13 @@ class Block(msgspec.Struct, gc=False, eq=False):
 
     # Columns
 
-    def _columns(self) -> tuple[_Column, ...]:
-        if self._layout is None:
-            self._layout = _parse_layout(self.raw, self.count)
-        return self._layout
+    def _columns(self) -> _Layout:
+        layout = self._layout
+        if layout is None:
+            layout = self._layout = _parse_layout(self.raw, self.count)
+        elif len(layout) == 1:  # a single stays one, whatever it was asked for
+            return _parse_layout(self.raw, self.count)
+        return layout
 
     def _data_at(self) -> tuple[int, int]:
         """Where the offsets and the values of the data column start."""
@@ -163,12 +143,10 @@ class Block(msgspec.Struct, gc=False, eq=False):
         return [raw[base + a : base + b] for a, b in pairwise(ends)]
 
     @property
-    def single(self) -> Blob | None:
-        """The payload of a block that is one record and nothing but data; None for any other."""
-        raw = self.raw
-        if self.count != 1 or raw[57:64] != DATA_ONLY:
-            return None
-        return raw[SINGLE_AT : SINGLE_AT + self.bytes]
+    def is_single(self) -> bool:
+        """Whether the block is one record that is nothing but data."""
+        layout = self._layout
+        return layout is not None and len(layout) == 1
 
     def data_buffers(self) -> tuple[memoryview, memoryview]:
         """(u32 offsets of count + 1 items, values), without a copy."""
@@ -276,6 +254,35 @@ class Block(msgspec.Struct, gc=False, eq=False):
         return rows
 
 
+def single_rows(blocks: list[Block], bytes_max: int) -> tuple[Rows | None, int]:
+    """The singles of one kind at the beginning as columns, as many as `bytes_max` allows.
+
+    Returns how many bytes they have, too; None if not even the first one fits.  The blocks are gone
+    through together: what is done for each record here is done for each of a page, and pages have
+    thousands.
+    """
+    layout = blocks[0]._layout
+    for block in blocks:
+        if block._layout is not layout:
+            blocks = blocks[: blocks.index(block)]
+            break
+    sizes = [block.bytes for block in blocks]
+    size = sum(sizes)
+    if size > bytes_max:
+        ends = list(accumulate(sizes))
+        count = bisect_right(ends, bytes_max)
+        if not count:
+            return None, 0
+        blocks, size = blocks[:count], ends[count - 1]
+    first, count = blocks[0].first_seq, len(blocks)
+    seqs: Sequence[int] = range(first, first + count)
+    if blocks[-1].first_seq != first + count - 1:  # there are seqs between them that none has
+        seqs = [block.first_seq for block in blocks]
+    stamps = [block.ts for block in blocks]
+    data = [block.raw[SINGLE_AT : SINGLE_AT + block.bytes] for block in blocks]
+    return Rows(seqs, stamps, data, blocks[0].raw[1], append_firsts=seqs), size
+
+
 def _values_length(raw: bytes, column: _Column, count: int) -> int:
     if column.mode == ABSENT:
         return 0
@@ -284,7 +291,7 @@ def _values_length(raw: bytes, column: _Column, count: int) -> int:
     return int(length)
 
 
-def _parse_layout(raw: bytes, count: int) -> tuple[_Column, ...]:
+def _parse_layout(raw: bytes, count: int) -> _Layout:
     """Where each column lies.  Order: ts, offsets, presence, kinds, values, sidecar, padding."""
     modes = raw[56:64]
     at = HEADER_BYTES
@@ -311,6 +318,11 @@ def _parse_layout(raw: bytes, count: int) -> tuple[_Column, ...]:
     return tuple(columns)
 
 
+def single_layout(raw: bytes, count: int) -> _Layout | None:
+    """The layout of a block if it is a single; None: it is parsed when it is asked for."""
+    return SINGLES.get(raw[1]) if count == 1 and raw[57:64] == DATA_ONLY else None
+
+
 def append_seqs(raw: bytes) -> tuple[int, int, int]:
     """The first and the last seq of an append entry, and up to where it reserves."""
     fields = HEADER.unpack_from(raw)
@@ -322,7 +334,7 @@ def decode_block(raw: bytes) -> Block:
     fields = HEADER.unpack_from(raw)
     count = fields[9]
     assert fields[0] == ENTRY_APPEND and count > 0, fields
-    block = Block(raw, fields[5], count, fields[6], fields[7], 0)
+    block = Block(raw, fields[5], count, fields[6], fields[7], 0, single_layout(raw, count))
     block.bytes = block._span(block._data_at()[0], 0, count)
     if fields[14] != ABSENT:
         block.bytes += block._span(block._columns()[3].offsets, 0, count)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from headrace.storage.block import (
@@ -17,14 +16,18 @@ from headrace.storage.block import (
     ENTRY_APPEND,
     HEADER,
     HEADER_BYTES,
+    KIND_JSON,
     NO_COLUMN,
     NULLABLE,
     SINGLE_AT,
+    SINGLES,
     UNIFORM,
     Batch,
     Block,
     ColumnBatch,
     EncodedColumn,
+    JsonPayloads,
+    ends_of,
 )
 from headrace.storage.record_headers import encode_headers
 from headrace.storage.rows import KIND_MIXED
@@ -46,8 +49,7 @@ class BlockPlace(NamedTuple):
 
 
 def _encode_values(values: Sequence[bytes]) -> tuple[bytes, bytes]:
-    ends = array("I", accumulate(map(len, values), initial=0))
-    return ends.tobytes(), b"".join(values)
+    return ends_of(values).tobytes(), b"".join(values)
 
 
 def _encode_optional(values: Sequence[bytes | None] | None) -> EncodedColumn:
@@ -90,17 +92,10 @@ def encode_block(
     if plain and count == 1:
         place = BlockPlace(topic_id, first_seq, ts, arrived_ms, reserved_to)
         return encode_single(data[0], kind, *place, sidecar)
-    ends = array("I", accumulate(map(len, data), initial=0))
+    ends = ends_of(data)
     if plain:
-        size = ends[-1]
-        length = HEADER_BYTES + 4 * (count + 1) + size + len(sidecar)
-        head = HEADER.pack(
-            ENTRY_APPEND, kind, 0, length + (-length & 7), topic_id, first_seq, ts, arrived_ms,
-            reserved_to, count, len(sidecar), DENSE, 0, 0, 0, 0, 0, 0, 0,
-        )  # fmt: skip
-        # One copy: a second one of a large batch costs as much as everything else here.
-        raw = b"".join((head, ends, *data, sidecar, _PADS[length & 7]))
-        return Block(raw, first_seq, count, ts, arrived_ms, size)
+        place = BlockPlace(topic_id, first_seq, ts, arrived_ms, reserved_to)
+        return _encode_plain(data, ends, kind, place, sidecar)
     columns = (
         (DENSE, ends.tobytes(), b"", b"".join(data)),
         _encode_texts(batch.tags),
@@ -137,7 +132,28 @@ def encode_single(
         reserved_to, 1, len(sidecar), DENSE, 0, size,
     )  # fmt: skip
     raw = b"".join((head, data, sidecar, _PADS[length & 7]))
-    return Block(raw, first_seq, 1, ts, arrived_ms, size)
+    return Block(raw, first_seq, 1, ts, arrived_ms, size, SINGLES.get(kind))
+
+
+def encode_payloads(batch: JsonPayloads, place: BlockPlace, sidecar: bytes = b"") -> Block:
+    """Build the block of several JSON records that have nothing but data."""
+    assert batch.data and place.first_seq > 0, place
+    return _encode_plain(batch.data, batch.ends, KIND_JSON, place, sidecar)
+
+
+def _encode_plain(
+    data: Sequence[bytes], ends: array[int], kind: int, place: BlockPlace, sidecar: bytes
+) -> Block:
+    topic_id, first_seq, ts, arrived_ms, reserved_to = place
+    count, size = len(data), ends[-1]
+    length = HEADER_BYTES + 4 * (count + 1) + size + len(sidecar)
+    head = HEADER.pack(
+        ENTRY_APPEND, kind, 0, length + (-length & 7), topic_id, first_seq, ts, arrived_ms,
+        reserved_to, count, len(sidecar), DENSE, 0, 0, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+    # One copy: a second one of a large batch costs as much as everything else here.
+    raw = b"".join((head, ends, *data, sidecar, _PADS[length & 7]))
+    return Block(raw, first_seq, count, ts, arrived_ms, size)
 
 
 def encode_columns(batch: ColumnBatch, place: BlockPlace, sidecar: bytes = b"") -> Block:

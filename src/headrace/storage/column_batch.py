@@ -39,7 +39,7 @@ def column_batch(
     assert len(data) and not data.null_count, (len(data), data.null_count)
     for column in (tags, nodes, metas):
         assert column is None or len(column) == len(data), (len(column), len(data))
-    stored = _dense(data)
+    stored = dense(data)
     encoded_metas = _nullable(metas)
     return ColumnBatch(
         len(data),
@@ -52,27 +52,13 @@ def column_batch(
     )
 
 
-def _uniform(column: Column | None) -> EncodedColumn | None:
-    """A column that says the same of every record, which is stored once; None for any other."""
-    if column is None or column.null_count or not pc.all(pc.equal(column, column[0])).as_py():
-        return None
-    _, offsets, _, values = _dense(column[:1])
-    return UNIFORM, offsets, b"", values
+def dense(column: Column) -> EncodedColumn:
+    """A column without nulls: 32-bit offsets from zero, and the values between first and last.
 
-
-def _nullable(column: Column | None) -> EncodedColumn:
-    if column is None or column.null_count == len(column):
-        return _NOTHING
-    if not column.null_count:
-        return _dense(column)
-    present = column.is_valid().cast(pa.uint8())
-    # A null may hide bytes of its own, which must not be stored.
-    _, offsets, _, values = _dense(pc.fill_null(column, pa.scalar("", column.type)))
-    return NULLABLE, offsets, _bytes_of(present, 1), values
-
-
-def _dense(column: Column) -> EncodedColumn:
-    """Offsets from zero, and the values between the first and the last of them."""
+    >>> _, offsets, _, values = dense(pa.array([b"a", b"bc", b"d"])[1:])
+    >>> offsets.cast("i").tolist(), bytes(values)
+    ([0, 2, 3], b'bcd')
+    """
     wide = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
     buffers = column.buffers()
     count, width = len(column), 8 if wide else 4
@@ -89,6 +75,25 @@ def _dense(column: Column) -> EncodedColumn:
         ends, width = ends.cast(pa.int32()), 4
     values: Buffer = b"" if buffers[2] is None else memoryview(buffers[2])[low:high]
     return DENSE, _bytes_of(ends, width), b"", values
+
+
+def _uniform(column: Column | None) -> EncodedColumn | None:
+    """A column that says the same of every record, which is stored once; None for any other."""
+    if column is None or column.null_count or not pc.all(pc.equal(column, column[0])).as_py():
+        return None
+    _, offsets, _, values = dense(column[:1])
+    return UNIFORM, offsets, b"", values
+
+
+def _nullable(column: Column | None) -> EncodedColumn:
+    if column is None or column.null_count == len(column):
+        return _NOTHING
+    if not column.null_count:
+        return dense(column)
+    present = column.is_valid().cast(pa.uint8())
+    # A null may hide bytes of its own, which must not be stored.
+    _, offsets, _, values = dense(pc.fill_null(column, pa.scalar("", column.type)))
+    return NULLABLE, offsets, _bytes_of(present, 1), values
 
 
 def _bytes_of(numbers: Column, width: int) -> memoryview:

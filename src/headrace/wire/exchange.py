@@ -59,6 +59,8 @@ class Outlet:
     """A response that goes on: SSE, or one direction of a tunnel.  Transports subclass it."""
 
     __slots__ = ("on_closed", "on_data", "on_room")
+    # Whether what is written goes to the kernel at the end of the turn only.
+    writes_later = False
 
     def __init__(self) -> None:
         self.on_room: Callable[[], None] | None = None  # there is room again
@@ -77,6 +79,21 @@ class Outlet:
 
     def write(self, data: bytes) -> None:
         """Send; nothing happens once it is closed."""
+        raise NotImplementedError
+
+    # Writing the same to many of them at once
+
+    @property
+    def descriptor(self) -> int:
+        """Where what is `framed` may be written to until the loop goes on; -1: only by `write`."""
+        return -1
+
+    def framed(self, data: bytes) -> bytes:
+        """Return what goes over the wire; the same for all streams of a kind that say where."""
+        raise NotImplementedError
+
+    def write_framed(self, framed: bytes) -> None:
+        """Send what is left of what was framed."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -11,7 +11,8 @@ again every `RETRY_MS`.
 
 from __future__ import annotations
 
-from typing import Final, Generic, NamedTuple
+from collections.abc import Sequence
+from typing import Final, Generic, NamedTuple, cast
 
 from headrace.core.errors import HeadraceError, Throttled
 from headrace.engine.live.follower import Follower, Subscription, ViewT
@@ -30,6 +31,7 @@ class StreamEncoder(Generic[ViewT]):
 
     A stream has an encoder of its own, so an encoder may know where its client is.  What is the
     same for all streams at one place belongs into `SharedPage.encoded`, so that it is made once.
+    Where all of it is the same, subscriptions are `alike`: one stream's encoder is asked for all.
     """
 
     __slots__ = ()
@@ -139,11 +141,26 @@ class LiveStream(Follower[ViewT]):
     def ready(self) -> bool:
         return self._outlet.room
 
-    def deliver(self, subscription: Subscription[ViewT], shared: SharedPage) -> None:
-        data = self._encoder.page(subscription, shared)
-        if data:
+    def deliver(self, alike: Sequence[Subscription[ViewT]], shared: SharedPage) -> None:
+        data = self._encoder.page(alike[0], shared)
+        if data and len(alike) == 1:
             self.write(data)
-        self._metrics.delivered(self._encoder.dialect, shared.count, shared.lag)
+        elif data:
+            # Those alike are streams of one class.
+            streams = cast("list[LiveStream[ViewT]]", [one.follower for one in alike])
+            self._write_to_all(streams, data)
+        self._metrics.delivered(self._encoder.dialect, shared.count, shared.lag, len(alike))
+
+    def _write_to_all(self, streams: Sequence[LiveStream[ViewT]], data: bytes) -> None:
+        """Write the same bytes to streams of the same kind, all of which are ready."""
+        turns = self._hub.turns
+        now_ms = turns.started_ms
+        for stream in streams:
+            stream._written_ms = now_ms
+            stream._heartbeat_due = False
+        outlets = [stream._outlet for stream in streams]
+        turns.wrote(sum([outlet.writes_later for outlet in outlets]))
+        self._streams.write_to_all(outlets, data)
 
     def topic_gone(self, subscription: Subscription[ViewT], head_seq: int) -> None:
         self.write(self._encoder.gone(subscription, head_seq))
@@ -205,11 +222,12 @@ class LiveStream(Follower[ViewT]):
 
     def write(self, data: bytes) -> None:
         """Write bytes of the protocol."""
-        turns = self._hub.turns
-        turns.wrote()
+        turns, outlet = self._hub.turns, self._outlet
+        if outlet.writes_later:
+            turns.wrote()
         self._written_ms = turns.started_ms
         self._heartbeat_due = False
-        self._outlet.write(data)
+        outlet.write(data)
 
     # Time
 

@@ -1,19 +1,29 @@
 """The open live streams of one server, of every dialect: what they share, and how they end.
 
-Only this file counts open streams for the metrics, and stops them when the server stops.
+Only this file counts open streams for the metrics, and stops them when the server stops.  How the
+same bytes are written to many of them is the server's business (`server/fan_out.py`); without one
+they are written one by one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.settings import Settings
 from headrace.engine.live.hub import LiveHub
 from headrace.metrics.requests import Metrics
+from headrace.wire.exchange import Outlet
 from headrace.wire.stream_limits import StreamLimits
 
 if TYPE_CHECKING:
     from headrace.wire.live_stream import LiveStream
+
+
+def write_one_by_one(outlets: Sequence[Outlet], data: bytes) -> None:
+    """Write the same bytes to all of these."""
+    for outlet in outlets:
+        outlet.write(data)
 
 
 class OpenStreams:
@@ -24,6 +34,7 @@ class OpenStreams:
         self.metrics = metrics
         self.limits = StreamLimits(settings)
         self.slow_timeout_ms = settings.slow_consumer_timeout_ms
+        self.write_to_all: Callable[[Sequence[Outlet], bytes], None] = write_one_by_one
         self.of_kind: dict[str, int] = {"sse": 0, "ws": 0}
         self._streams: dict[LiveStream[Any], None] = {}
         metrics.sources.sse_connections.add(lambda: self.of_kind["sse"])

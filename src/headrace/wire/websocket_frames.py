@@ -1,9 +1,10 @@
 """WebSocket as bytes: the handshake, messages in, frames out.
 
-Only this file knows frames.  Parsing, pings, fragments and the closing handshake are the sans-I/O
-protocol of `websockets`; a text frame of a server is a short header and the text, so a message that
-goes to many connections is framed once.  Compression is not offered: each connection would have to
-compress the same message by itself.
+Only this file knows frames.  Pings, fragments, the closing handshake and everything that is wrong
+are the business of the sans-I/O protocol of `websockets`; a text message that is one whole frame,
+as nearly all are, is read here.  A text frame of a server is a short header and the text, so a
+message that goes to many connections is framed once.  Compression is not offered: each connection
+would have to compress the same message by itself.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from binascii import Error as Base64Error
 from typing import Final
 
 from websockets.frames import CloseCode, Opcode
+from websockets.frames import apply_mask as _unmask  # type: ignore[attr-defined]
 from websockets.protocol import OPEN, SERVER, Protocol
 from websockets.utils import accept_key
 
@@ -73,26 +75,68 @@ _log: Final = logging.getLogger("headrace.websocket")
 _log.addFilter(_Unexpected())
 
 
-class Incoming:
-    """What a client sends, as messages."""
+_WHOLE_TEXT: Final = 0x81  # the first byte of a text message that is one frame
+_MASKED: Final = 0x80  # in the second byte, as every client has to set it
+_OPCODE_BITS: Final = 0x0F
+_OPCODES: Final = frozenset(Opcode)
 
-    __slots__ = ("_parts", "_protocol", "_text")
+
+class Incoming:
+    """What a client sends, as messages.
+
+    The protocol is given whole frames, so that it is between two of them whenever a text message
+    is read past it.  What it refuses by the head of a frame it gets at once, and nothing is read
+    any more after that.
+    """
+
+    __slots__ = ("_bytes_max", "_held", "_parts", "_protocol", "_room", "_text", "_wanted")
 
     def __init__(self, message_bytes_max: int) -> None:
         self._protocol = Protocol(SERVER, max_size=message_bytes_max, logger=_log)
+        self._bytes_max = message_bytes_max
+        self._room = message_bytes_max  # beside the parts of a message that have come
+        self._held = bytearray()  # of a frame that is not whole
+        self._wanted = 0  # bytes of it that are worth a look
         self._parts: list[bytes] = []
         self._text = True
 
     def feed(self, data: bytes) -> list[tuple[bool, bytes]]:
         """Bytes that arrived (b"": their end); returns whole messages, as (is text, payload)."""
-        if data:
-            self._protocol.receive_data(data)
-        else:
+        messages: list[tuple[bool, bytes]] = []
+        if not data:
+            self._held.clear()
             self._protocol.receive_eof()
+            self._take_events(messages)
+            return messages
+        if self._held:
+            self._held += data
+            if len(self._held) < self._wanted:
+                return messages
+            data = bytes(self._held)
+            self._held.clear()
+        at, size = 0, len(data)
+        while at < size:
+            start, end = _frame_at(data, at)
+            if end - start > self._room or not self.open or not _is_frame(data, at):
+                end = size
+            elif end > size:
+                self._held += data[at:] if at else data
+                self._wanted = end - at
+                break
+            elif data[at] == _WHOLE_TEXT and not self._parts:
+                messages.append((True, _unmask(data[start:end], data[start - 4 : start])))
+                at = end
+                continue
+            self._protocol.receive_data(data[at:end])
+            self._take_events(messages)
+            at = end
+        return messages
+
+    def _take_events(self, messages: list[tuple[bool, bytes]]) -> None:
+        """Add the messages that the protocol has read."""
         failure = self._protocol.parser_exc
         if failure is not None:
             failure.__traceback__ = None  # its frames refer to the protocol, which refers to it
-        messages = []
         for frame in self._protocol.events_received():
             opcode = getattr(frame, "opcode", None)
             if opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
@@ -100,10 +144,11 @@ class Incoming:
             if opcode is not Opcode.CONT:
                 self._text = opcode is Opcode.TEXT
             self._parts.append(bytes(frame.data))  # type: ignore[union-attr]
+            self._room -= len(self._parts[-1])
             if frame.fin:  # type: ignore[union-attr]
                 messages.append((self._text, b"".join(self._parts)))
                 self._parts.clear()
-        return messages
+                self._room = self._bytes_max
 
     @property
     def out_of_memory(self) -> bool:
@@ -128,6 +173,32 @@ class Incoming:
         """Begin the closing handshake."""
         if self.open:
             self._protocol.send_close(code, reason)
+
+
+def _is_frame(data: bytes, at: int) -> bool:
+    """Whether the first two bytes of a frame, if they are there, are those of a client's frame."""
+    return len(data) - at < 2 or bool(
+        data[at + 1] & _MASKED and data[at] & _OPCODE_BITS in _OPCODES
+    )
+
+
+def _frame_at(data: bytes, at: int) -> tuple[int, int]:
+    """Where the payload of a masked frame begins and ends; of half a head, where that may end.
+
+    >>> _frame_at(bytes([0x81, 0x83]) + b"mask" + b"abc", 0)
+    (6, 9)
+    >>> _frame_at(bytes([0x81, 0xFE, 0x01]), 0)
+    (4, 4)
+    """
+    if len(data) - at < 2:
+        return at + 2, at + 2
+    length, start = data[at + 1] & 0x7F, at + 2
+    if length > 125:
+        start += 2 if length == 126 else 8
+        if start > len(data):
+            return start, start
+        length = int.from_bytes(data[at + 2 : start], "big")
+    return start + 4, start + 4 + length
 
 
 GOING_AWAY: Final = int(CloseCode.GOING_AWAY)

@@ -77,15 +77,22 @@ class WebSocketStream(LiveStream[ViewT]):
                 self.close(INVALID_TEXT, "the text is not UTF-8")
         self._flush()
 
-    def reply(self, text: bytes) -> None:
-        """Send an answer to a message; close the connection if too many are unread."""
-        self.write(text_frame(text))
+    def reply(self, *texts: bytes) -> None:
+        """Send answers to messages; close the connection if too many are unread."""
+        if len(texts) == 1:
+            self.write(text_frame(texts[0]))
+        else:
+            self.write(b"".join(map(text_frame, texts)))
         if self.closed or self._outlet.room:
             self._replies_unread = 0
             return
-        self._replies_unread += 1
+        self._replies_unread += len(texts)
         if self._replies_unread > REPLIES_UNREAD_MAX:
             self.close(TOO_SLOW, "too many answers are unread")
+
+    @property
+    def ready(self) -> bool:
+        return self._incoming.open and self._outlet.room
 
     def write(self, data: bytes) -> None:
         """Write frames, unless the closing handshake has begun."""

@@ -38,7 +38,7 @@ def test_variables_of_those_who_call_a_server_are_known_and_left_alone() -> None
 
 def test_nothing_given_is_all_defaults() -> None:
     assert load({}, {}).settings == Settings()
-    assert Settings().memory_budget_bytes == 512 * MIB
+    assert Settings().memory_budget_bytes == 160 * MIB
 
 
 def test_settings_do_not_change() -> None:

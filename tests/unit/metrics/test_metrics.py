@@ -265,6 +265,22 @@ def test_appends_and_reads(metrics: Metrics) -> None:
     assert samples[one("headrace_watch_lag_records_bucket", le="100")] == 1
 
 
+def test_reads_that_are_counted_together_count_as_each_alone(metrics: Metrics) -> None:
+    reads = [(0, 70_000), (256, 90_000_000), (1, 5)]
+    metrics.read_all("native", "cold", reads)
+    for records, ns in reads:
+        metrics.read("native", records, ns, tier="lake")
+    samples = parse(metrics)
+    of_reads = [name for name in samples if name[0].startswith("headrace_read_")]
+    together, alone = (
+        {(name, *(label for label in labels if label[0] != "tier")): samples[name, labels]
+         for name, labels in of_reads if ("tier", tier) in labels}
+        for tier in ("cold", "lake")
+    )  # fmt: skip
+    assert together == alone
+    assert samples[one("headrace_read_records_total", dialect="native", tier="cold")] == 257
+
+
 def test_gauges_are_asked_when_scraped(metrics: Metrics) -> None:
     open_streams = [0]
     metrics.sources.sse_connections.add(lambda: open_streams[0])

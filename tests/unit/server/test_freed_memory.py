@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -38,6 +40,32 @@ class Trims:
         self._arrived += arrived
         self._freed.look(self._arrived, held)
         return self.count
+
+
+FAULTS = """
+import resource
+from headrace.server.freed_memory import _malloc_trim, keep_freed_blocks
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(100):
+        bytes(b"x") * (1 << 20), bytes(b"y") * (1 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+cold = faults()
+keep_freed_blocks()
+faults()
+print(cold, faults(), _malloc_trim is not None)
+"""
+
+
+def test_blocks_that_were_let_go_are_used_again_and_not_asked_for_anew() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, timeout=60
+    )
+    cold, kept, glibc = done.stdout.split()
+    if glibc == "True":
+        assert int(kept) < int(cold) // 10, done.stdout
 
 
 def test_it_waits_for_the_end_of_a_rush() -> None:

@@ -33,16 +33,20 @@ def request(path: str, size: int = 0) -> Exchange:
     return exchange
 
 
+def add(turn: Turn, handled: Handled, exchange: Exchange) -> None:
+    turn.add(turn.group_of(handled.route), exchange)
+
+
 def test_requests_are_handed_over_by_route_when_the_turn_ends() -> None:
     runtime, first, second = StepRuntime(), Handled(), Handled()
     turn = Turn(runtime, 100)
     for number in range(6):
-        turn.add((first, second)[number % 2].route, request(str(number)))
+        add(turn, (first, second)[number % 2], request(str(number)))
     assert len(turn) == 6 and not first.groups
     runtime.run()
     assert len(turn) == 0
     assert (first.groups, second.groups) == ([["0", "2", "4"]], [["1", "3", "5"]])
-    turn.add(first.route, request("6"))
+    add(turn, first, request("6"))
     runtime.run()
     assert first.groups[1:] == [["6"]]
 
@@ -52,7 +56,7 @@ def test_no_more_are_handled_together_than_may(most: int, groups: int) -> None:
     runtime, handled = StepRuntime(), Handled()
     turn = Turn(runtime, most)
     for number in range(5):
-        turn.add(handled.route, request(str(number)))
+        add(turn, handled, request(str(number)))
     runtime.run()
     assert [path for group in handled.groups for path in group] == list("01234")
     assert len(handled.groups) == groups
@@ -62,21 +66,21 @@ def test_large_bodies_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "TURN_BYTES_MAX", 100)
     handled = Handled()
     turn = Turn(StepRuntime(), 100)
-    turn.add(handled.route, request("a", 60))
+    add(turn, handled, request("a", 60))
     assert not handled.groups
-    turn.add(handled.route, request("b", 60))
+    add(turn, handled, request("b", 60))
     assert handled.groups == [["a", "b"]]
 
 
 def test_a_turn_that_failed_does_not_hold_up_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, handled = StepRuntime(), Handled()
     turn = Turn(runtime, 100)
-    turn.add(handled.route, request("a"))
-    gathered = turn._gathered
-    turn._gathered = None  # type: ignore[assignment]  # as if memory had run out in between
-    with pytest.raises(AttributeError):
+    add(turn, handled, request("a"))
+    waiting = turn._waiting
+    turn._waiting = None  # type: ignore[assignment]  # as if memory had run out in between
+    with pytest.raises(TypeError):
         turn.run()
-    turn._gathered, turn._count = gathered, 1
-    turn.add(handled.route, request("b"))
+    turn._waiting, turn._count = waiting, 1
+    add(turn, handled, request("b"))
     runtime.run()
     assert handled.groups == [["a", "b"]]

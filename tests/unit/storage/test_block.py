@@ -17,6 +17,7 @@ from headrace.storage.block import (
     Record,
     Rows,
     decode_block,
+    single_rows,
 )
 from headrace.storage.block_encoding import encode_block
 
@@ -165,3 +166,70 @@ def test_rows_say_how_many_they_are() -> None:
     rows = Rows(range(3, 5), 9, [b"a", b"b"])
     assert len(rows) == 2
     assert [r.seq for r in rows.records()] == [3, 4] and {r.ts for r in rows.records()} == {9}
+
+
+# Singles
+
+
+def singles(*kinds: int, first_seq: int = 11) -> list[Block]:
+    """Blocks of one record each, of ten bytes."""
+    return [
+        encoded(
+            Batch([b"%d" % number * 10], kind),
+            first_seq=first_seq + number,
+            ts=1_000 + number,
+        )
+        for number, kind in enumerate(kinds)
+    ]
+
+
+def test_a_single_is_one_record_with_nothing_but_data() -> None:
+    assert encoded(Batch([b"1"])).is_single and encoded(Batch([b"1"], KIND_BYTES)).is_single
+    others = [
+        Batch([b"1", b"2"]),
+        Batch([b"1"], tags=["t"]),
+        Batch([b"1"], nodes="n"),
+        Batch([b"1"], metas=[b"{}"]),
+        Batch([b"1"], timestamps=[5]),
+        Batch([b"1"], KIND_MIXED, kinds=bytes([KIND_JSON])),
+    ]
+    assert not any(encoded(batch).is_single for batch in others)
+    for batch in (Batch([b"1"]), *others):
+        block = encoded(batch)
+        assert decode_block(block.raw).is_single == block.is_single
+
+
+def test_a_single_stays_one_whatever_it_is_asked_for() -> None:
+    block = encode_block(Batch([b"123"]), 7, 11, 1_000, 1_005, 0, b"sidecar")
+    assert block.sidecar == b"sidecar" and block.tags(0, 1) is None
+    assert block.is_single and block.data(0, 1) == [b"123"] and block.sidecar == b"sidecar"
+
+
+def test_a_stretch_of_singles_has_the_columns_of_each() -> None:
+    blocks = singles(*[KIND_JSON] * 4)
+    rows, size = single_rows(blocks, 1_000)
+    assert rows is not None and size == sum(block.bytes for block in blocks)
+    assert rows.records() == [record for b in blocks for record in b.rows(0, 1).records()]
+
+
+def test_a_stretch_ends_at_another_kind_and_at_what_is_no_single() -> None:
+    blocks = singles(KIND_BYTES, KIND_BYTES, KIND_JSON)
+    rows, size = single_rows(blocks, 1_000)
+    assert rows is not None and list(rows.seqs) == [11, 12] and rows.kinds == KIND_BYTES
+    assert size == blocks[0].bytes + blocks[1].bytes
+    rows, _ = single_rows([blocks[2], encoded(Batch([b"1", b"2"]), first_seq=14)], 1_000)
+    assert rows is not None and list(rows.seqs) == [13]
+
+
+def test_a_stretch_has_as_many_bytes_as_are_allowed() -> None:
+    blocks = singles(*[KIND_JSON] * 3)
+    assert [block.bytes for block in blocks] == [10, 10, 10]
+    for allowed, count in ((9, 0), (10, 1), (19, 1), (20, 2), (29, 2), (30, 3)):
+        rows, size = single_rows(blocks, allowed)
+        assert (0 if rows is None else len(rows), size) == (count, 10 * count)
+
+
+def test_a_stretch_may_have_seqs_between_its_records() -> None:
+    blocks = [*singles(KIND_JSON, KIND_JSON), *singles(KIND_JSON, first_seq=20)]
+    rows, _ = single_rows(blocks, 1_000)
+    assert rows is not None and list(rows.seqs) == list(rows.append_firsts) == [11, 12, 20]

@@ -31,6 +31,7 @@ from headrace.storage.block import (
     AnyBatch,
     Batch,
     ColumnBatch,
+    JsonPayloads,
 )
 
 _KINDS = frozenset({KIND_JSON, KIND_BYTES, KIND_COMMAND})
@@ -70,27 +71,27 @@ def check_batch(settings: Settings, batch: Records, how: Append) -> int:
             _check_conditions(settings, how)
         size = len(batch)
         if size > settings.record_bytes_max:
-            _refuse_record(settings, size)
+            _check_largest(settings, size)
         return size
     if isinstance(batch, ColumnBatch):
         # Its records were checked as it was made (`arrow_batch.py`).
         if how is not PLAIN:
             _check_conditions(settings, how)
         return batch.bytes
+    if isinstance(batch, JsonPayloads):
+        _check_count(settings, batch.rows)
+        size = batch.bytes
+        if size > settings.record_bytes_max:  # else no record is larger
+            _check_largest(settings, max(map(len, batch.data)))
+        if how is not PLAIN:
+            _check_conditions(settings, how)
+        return size
     if how is not PLAIN and how.trusted:
         return _size(batch)
     data, kind, tags, nodes, metas, headers, kinds, stamps = batch
     if not isinstance(data, (list, tuple)):
         raise InvalidRequest(f"data is {type(data).__name__}", fix="send a list of bytes")
-    count = len(data)
-    if not count:
-        raise InvalidRequest("an append without records", fix="send at least one record")
-    if count > settings.records_per_append_max:
-        raise BatchTooLarge(
-            f"{count} records in one append",
-            fix=f"send at most {settings.records_per_append_max} at a time",
-            detail={"records": count, "max": settings.records_per_append_max},
-        )
+    _check_count(settings, len(data))
     size = _check_sizes(settings, batch)
     if kind not in _KINDS or kinds is not None:
         _check_kinds(batch)
@@ -100,6 +101,17 @@ def check_batch(settings: Settings, batch: Records, how: Append) -> int:
     if how is not PLAIN:
         _check_conditions(settings, how)
     return size
+
+
+def _check_count(settings: Settings, count: int) -> None:
+    if not count:
+        raise InvalidRequest("an append without records", fix="send at least one record")
+    if count > settings.records_per_append_max:
+        raise BatchTooLarge(
+            f"{count} records in one append",
+            fix=f"send at most {settings.records_per_append_max} at a time",
+            detail={"records": count, "max": settings.records_per_append_max},
+        )
 
 
 def _size(batch: Batch) -> int:
@@ -125,18 +137,17 @@ def _check_sizes(settings: Settings, batch: Batch) -> int:
             )
         if len(metas) == len(sizes):
             sizes = list(map(int.__add__, sizes, metas))
-    largest = max(sizes)
-    if largest > settings.record_bytes_max:
-        _refuse_record(settings, largest)
+    _check_largest(settings, max(sizes))
     return sum(sizes)
 
 
-def _refuse_record(settings: Settings, size: int) -> None:
-    raise RecordTooLarge(
-        f"a record of {size} bytes",
-        fix=f"use at most {settings.record_bytes_max} bytes of data and meta",
-        detail={"bytes": size, "max": settings.record_bytes_max},
-    )
+def _check_largest(settings: Settings, size: int) -> None:
+    if size > settings.record_bytes_max:
+        raise RecordTooLarge(
+            f"a record of {size} bytes",
+            fix=f"use at most {settings.record_bytes_max} bytes of data and meta",
+            detail={"bytes": size, "max": settings.record_bytes_max},
+        )
 
 
 def _check_columns(batch: Batch, tag_bytes_max: int, node_bytes_max: int) -> None:

@@ -26,8 +26,9 @@ from headrace.engine.appending.admission import (
     refuse_oversized,
     rows_of,
 )
+from headrace.engine.appending.append_block import NOTHING_BESIDE, beside_of, encode_append
 from headrace.engine.appending.gathered_appends import GatheredAppends
-from headrace.engine.appending.idempotency import Sidecar, digest
+from headrace.engine.appending.idempotency import digest
 from headrace.engine.appending.pending_append import (
     Answered,
     Appended,
@@ -44,13 +45,8 @@ from headrace.engine.state import EngineState
 from headrace.engine.topics.config import EPHEMERAL, TopicConfig
 from headrace.engine.topics.lifecycle import Lifecycle
 from headrace.engine.topics.topic import Topic
-from headrace.storage.block import KIND_JSON, Block, ColumnBatch
-from headrace.storage.block_encoding import (
-    BlockPlace,
-    encode_block,
-    encode_columns,
-    encode_single,
-)
+from headrace.storage.block import KIND_JSON
+from headrace.storage.block_encoding import BlockPlace, encode_single
 from headrace.storage.snapshot.state import ProducerState
 from headrace.storage.wal.shard import WalShard
 
@@ -64,6 +60,7 @@ class Appender:
     def __init__(self, state: EngineState, lifecycle: Lifecycle) -> None:
         self._state = state
         self._throttle = state.throttle
+        self._has_quota = state.settings.max_total_bytes > 0
         self._lifecycle = lifecycle
         # Appends in flight that a second one with the same key, or number, has to wait for.
         self._keys_in_flight: dict[tuple[int, bytes], Ticket[Appended]] = {}
@@ -92,13 +89,17 @@ class Appender:
         them, of those together that are done together.  `ends_turn`: nothing else comes in this
         turn, so that the log is written now.
         """
-        self._enforce_retention(asked)
-        gathered = GatheredAppends(self._state, self, answered, flushes=ends_turn)
+        state, throttle = self._state, self._throttle
+        if state.totals.bounded:
+            self._enforce_retention(asked)
+        gathered = GatheredAppends(state, self, answered, flushes=ends_turn)
         over: list[PendingAppend] = []
-        now = self._state.clock.now_ms()
+        now = state.clock.now_ms()
+        # None of it changes before this returns.
+        busy = not state.ready or bool(state.loading) or throttle.shedding or self._has_quota
         for pending in asked:
             try:
-                if not self._append(pending, gathered, now):
+                if not self._append(pending, gathered, now, busy):
                     over.append(pending)
             except MemoryError:  # before anything has changed: after that the log is halted
                 pending.fail(OutOfResources.told("nothing"))
@@ -129,60 +130,104 @@ class Appender:
         for topic in bounded.values():
             retention.enforce(state, topic)
 
-    def _append(self, pending: PendingAppend, gathered: GatheredAppends, now: int) -> bool:
-        """Check an append, give it its seqs, and gather it; False: it is answered otherwise."""
-        name, batch, how = pending.name, pending.batch, pending.how
-        state, settings = self._state, self._state.settings
+    def _append(
+        self, pending: PendingAppend, gathered: GatheredAppends, now: int, busy: bool
+    ) -> bool:
+        """Check an append, give it its seqs, and gather it; False: it is answered otherwise.
+
+        `busy`: there is something in the engine's state that may refuse appends.
+        """
+        name, batch, how, state = pending.name, pending.batch, pending.how, self._state
+        if busy:
+            self._refuse_unready(name)
+        size = check_batch(state.settings, batch, how)
+        topic = state.by_name.get(name) if type(name) is str else state.find(name)
+        if topic is None:
+            topic = self._create(name, how, rows_of(batch), size)
+            pending.created = True
+        if how is not PLAIN and not self._meets_conditions(topic, how, pending):
+            return False
+        shards = state.shards
+        shard = shards[0] if len(shards) == 1 else state.shard_of(topic.id)
+        if not pending.created and not (gathered.room > 0 and gathered.shard is shard):
+            gathered.open(shard)
+        if busy or not topic.ordinary or topic.staged > FEW_SEQS_LEFT:
+            self._check_topic(topic, pending, gathered, shard, size)
+        first, ts = topic.staged + 1, topic.last_ts
+        if now > ts:
+            ts = now
+        last = topic.staged + (1 if type(batch) is msgspec.Raw else batch.rows)
+        reserve, needs_sync = topic.reserve(last, shard, state.clock)
+        try:
+            if type(batch) is msgspec.Raw and how is PLAIN:
+                block = encode_single(batch, KIND_JSON, topic.id, first, ts, now, reserve)
+            else:
+                place = BlockPlace(topic.id, first, ts, now, reserve)
+                block = encode_append(batch, how, place, topic.last_ts)
+        except MemoryError:  # the one large copy, before anything has changed
+            raise OutOfResources.told("nothing") from None
+        try:
+            if pending.created:
+                gathered.stage()  # what is logged before the creation
+                self._lifecycle.begin_for_append(topic, block.count)
+                gathered.begin(shard)
+            pending.batch = _TAKEN
+            pending.topic, pending.block = topic, block
+            if needs_sync:
+                pending.needs_sync = True
+            if reserve:
+                pending.reserve = reserve
+            topic.stage(block, needs_sync, reserve)
+            if how is not PLAIN and beside_of(how) != NOTHING_BESIDE:
+                self._track(topic, how, pending)
+            if topic.ephemeral and not topic.changing:
+                gathered.add_unlogged(pending, shard)
+            else:
+                gathered.add(pending, block.raw)
+        except MemoryError:
+            raise shard.halt() from None
+        return True
+
+    def _refuse_unready(self, name: str) -> None:
+        """Raise while a topic of this name cannot be written to, because recovery is running."""
+        state = self._state
         if not state.ready:
             state.refuse_unready()
         if state.loading:
             state.loading.refuse(name)
-        size = check_batch(settings, batch, how)
-        topic = state.by_name.get(name) if type(name) is str else state.find(name)
-        created = topic is None
-        if topic is None:
-            topic = self._create(name, how, rows_of(batch), size)
-        if how is not PLAIN:
-            if self._answered_before(topic, how, pending):
-                return False
-            if how.expected_head_seq is not None and how.expected_head_seq != topic.staged:
-                raise HeadMismatch(
-                    f"the head of {name!r} is {topic.staged}, not {how.expected_head_seq}",
-                    fix="read on from that head and decide again",
-                    detail={"topic": name, "head_seq": topic.staged},
-                )
-        shards = state.shards
-        shard = shards[0] if len(shards) == 1 else state.shard_of(topic.id)
-        if not created:
-            if not gathered.is_open(shard):
-                gathered.open(shard)
+
+    def _meets_conditions(self, topic: Topic, how: Append, pending: PendingAppend) -> bool:
+        """Raise if a condition is not met; False: it was answered before."""
+        if self._answered_before(topic, how, pending):
+            return False
+        if how.expected_head_seq is not None and how.expected_head_seq != topic.staged:
+            raise HeadMismatch(
+                f"the head of {topic.name!r} is {topic.staged}, not {how.expected_head_seq}",
+                fix="read on from that head and decide again",
+                detail={"topic": topic.name, "head_seq": topic.staged},
+            )
+        return True
+
+    def _check_topic(
+        self,
+        topic: Topic,
+        pending: PendingAppend,
+        gathered: GatheredAppends,
+        shard: WalShard,
+        size: int,
+    ) -> None:
+        """Raise if the topic, or the engine, takes no more for now."""
+        if not pending.created:  # as `_create` has made sure of
             if topic.closed:
                 refuse_closed(topic)
             if self._throttle.shedding:
                 gathered.stage()  # so that all who wait are counted
-                self._throttle.refuse_if_full(shard, how.disable_backpressure)
+                self._throttle.refuse_if_full(shard, pending.how.disable_backpressure)
+                gathered.begin(shard)
             if topic.ephemeral:
-                state.refuse_ephemeral(size)
-        if topic.bounded or settings.max_total_bytes or topic.staged > FEW_SEQS_LEFT:
-            check_room(state, topic, rows_of(batch), size)
-        try:
-            block, needs_sync, reserve = self._encode(topic, batch, how, shard, now)
-        except MemoryError:  # the one large copy, before anything has changed
-            raise OutOfResources.told("nothing") from None
-        try:
-            if created:
-                gathered.stage()  # what is logged before the creation
-                self._lifecycle.begin_for_append(topic, block.count)
-            pending.batch = _TAKEN
-            pending.topic, pending.block, pending.created = topic, block, created
-            pending.needs_sync, pending.reserve = needs_sync, reserve
-            topic.stage(block, needs_sync, reserve)
-            if how is not PLAIN and (how.idempotency_key, how.producer, how.state) != _NOTHING:
-                self._track(topic, how, pending)
-            gathered.add(pending, shard)
-        except MemoryError:
-            raise shard.halt() from None
-        return True
+                self._state.refuse_ephemeral(size)
+        if topic.bounded or self._has_quota or topic.staged > FEW_SEQS_LEFT:
+            check_room(self._state, topic, rows_of(pending.batch), size)
 
     def _create(self, name: str, how: Append, rows: int, size: int) -> Topic:
         """Make the topic on the way, once nothing can refuse the append any more."""
@@ -260,32 +305,6 @@ class Appender:
 
     # Staging
 
-    def _encode(
-        self, topic: Topic, batch: Records, how: Append, shard: WalShard, now: int
-    ) -> tuple[Block, bool, int]:
-        """The records as one block with the seqs after the last staged one.
-
-        Also whether the block has to be synced, and what it has to reserve.
-        """
-        clock, staged = self._state.clock, topic.staged
-        last_ts = topic.last_ts
-        ts = now if now > last_ts else last_ts
-        sidecar = b"" if how is PLAIN else _sidecar(how)
-        if isinstance(batch, msgspec.Raw):
-            reserve, needs_sync = topic.reserve(staged + 1, shard, clock)
-            block = encode_single(batch, KIND_JSON, topic.id, staged + 1, ts, now, reserve, sidecar)
-        elif isinstance(batch, ColumnBatch):
-            reserve, needs_sync = topic.reserve(staged + batch.rows, shard, clock)
-            place = BlockPlace(topic.id, staged + 1, ts, now, reserve)
-            block = encode_columns(batch, place, sidecar)
-        else:
-            reserve, needs_sync = topic.reserve(staged + len(batch.data), shard, clock)
-            if batch.timestamps is not None and batch.timestamps[0] < last_ts:
-                stamps = [max(stamp, last_ts) for stamp in batch.timestamps]
-                batch = batch._replace(timestamps=stamps)
-            block = encode_block(batch, topic.id, staged + 1, ts, now, reserve, sidecar)
-        return block, needs_sync, reserve
-
     def _track(self, topic: Topic, how: Append, pending: PendingAppend) -> None:
         block, claim = pending.block, how.producer
         assert block is not None
@@ -315,21 +334,6 @@ class Appender:
 
 _DEFAULT_CONFIG = TopicConfig()
 _TAKEN = msgspec.Raw(b"")  # in place of records that are in a block
-_NOTHING = (None, None, None)
-
-
-def _sidecar(how: Append) -> bytes:
-    """What is committed beside the records; empty when there is nothing."""
-    claim = how.producer
-    if (how.idempotency_key, claim, how.state) == _NOTHING:
-        return b""
-    return Sidecar(
-        b"" if how.idempotency_key is None else digest(how.idempotency_key),
-        claim.id if claim else "",
-        claim.epoch if claim else 0,
-        claim.sequence if claim else 0,
-        how.state,
-    ).encode()
 
 
 def _stored_before(topic: Topic, claim: ProducerClaim) -> Appended:

@@ -10,8 +10,7 @@ How the columns got here is not known here: they must have been validated, with 
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -22,7 +21,8 @@ from headrace.core.errors import BatchTooLarge, InvalidRequest, PayloadTooLarge,
 from headrace.core.limits import MIB
 from headrace.core.settings import Settings
 from headrace.storage.block import ColumnBatch
-from headrace.storage.column_batch import column_batch
+from headrace.storage.column_batch import column_batch, dense
+from headrace.storage.fs import Buffer
 from headrace.storage.rows import KIND_BYTES, KIND_JSON
 from headrace.storage.segment.format import Column
 
@@ -36,6 +36,7 @@ _BINARY = frozenset({pa.binary(), pa.large_binary(), pa.binary_view()})
 _TEXT = frozenset({pa.utf8(), pa.large_utf8(), pa.string_view()})
 _VIEWS = {pa.binary_view(): pa.binary(), pa.string_view(): pa.utf8()}
 _JSON_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_NOT_UTF8 = b"\xff"
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -209,27 +210,54 @@ def _check_json(name: str, column: Column) -> None:
 
 def _chunks(column: Column) -> Iterator[Column]:
     """The column in slices of not much more than `JSON_CHUNK_BYTES` each."""
-    size = pc.sum(_lengths(column)).as_py() or 0
+    size = len(dense(column)[3])
     rows = max(1, len(column) * JSON_CHUNK_BYTES // max(1, size))
     for start in range(0, len(column), rows):
         yield column[start : start + rows]
 
 
 def _is_json(column: Column) -> bool:
-    """Whether the values, joined by commas in brackets, are a list with exactly these items.
-
-    Where the number of items and the length of each agree, nothing is between them, so that the
-    boundaries coincide: each value is an item.
-    """
+    """Whether each value is one JSON value, with no white space around it."""
+    _, offsets, _, values = dense(column)
+    starts: Column = pa.Array.from_buffers(pa.int32(), len(column), [None, pa.py_buffer(offsets)])
+    # As they lie first, one value right after the other: nothing is copied.
+    if _are_values(_read(_JSON.decode_lines, values), starts, len(values)):
+        return True
+    # So numbers would run together; in a list they cannot.
     one: Any = pa.ListArray.from_arrays(pa.array([0, len(column)], pa.int32()), column)
     text: Any = pc.binary_join(one, pa.scalar(",", column.type))
+    listed = b"".join((b"[", memoryview(text[0].as_buffer()), b"]"))
+    return _are_values(_read(_JSON_LIST.decode, listed), starts, len(values))
+
+
+def _read(decode: Callable[[Buffer], list[msgspec.Raw]], text: Buffer) -> list[msgspec.Raw]:
+    """The JSON values of a text; none of what is not JSON."""
     try:
-        items = _JSON_LIST.decode(b"".join((b"[", memoryview(text[0].as_buffer()), b"]")))
+        return decode(text)
     except (msgspec.MsgspecError, RecursionError):
+        return []
+
+
+def _are_values(found: list[msgspec.Raw], starts: Column, size: int) -> bool:
+    """Whether what was read is as long, value by value, as what starts here and has `size` bytes.
+
+    What was read is put together with a byte between each two that is in no UTF-8 text.  If the
+    length is right and that byte is before each start, then it is nowhere else, and each value is
+    as long as it should be.
+
+    So they are the same values: as long as all of the text, they have nothing between them, and in
+    a list they have no more than the commas, of which there is one between each two.
+    """
+    count = len(starts)
+    if len(found) != count:
         return False
-    found = array("q", map(len, items))
-    lengths = pa.Array.from_buffers(pa.int64(), len(found), [None, pa.py_buffer(found)])
-    return bool(lengths.equals(_lengths(column)))
+    marked = pa.py_buffer(_NOT_UTF8.join(found))
+    if marked.size != size + count - 1:
+        return False
+    octets: Any = pa.Array.from_buffers(pa.uint8(), marked.size, [None, marked])
+    before = pa.arange(0, count - 1).cast(pa.int32())  # type: ignore[attr-defined]
+    lowest = pc.min(octets.take(pc.add(starts[1:], before))).as_py()
+    return lowest is None or lowest == _NOT_UTF8[0]  # None: there is one value
 
 
 def _refuse_not_json(name: str, column: Column, first_row: int) -> None:

@@ -27,7 +27,8 @@ class GatheredAppends:
     """The appends of one call that have their seqs and are not staged yet."""
 
     __slots__ = (
-        "_answered", "_appends", "_flushes", "_in_flight", "_shard", "_state", "_unlogged", "room",
+        "_answered", "_appends", "_entries", "_flushes", "_in_flight", "_state", "_unlogged",
+        "room", "shard",
     )  # fmt: skip
 
     def __init__(
@@ -37,34 +38,34 @@ class GatheredAppends:
         self._in_flight = in_flight
         self._answered = answered
         self._flushes = flushes  # the log is written when all have been staged
-        self._shard: WalShard | None = None  # which has those that are gathered
         self._appends: list[PendingAppend] = []
+        self._entries: list[bytes] = []  # of these
         self._unlogged: list[tuple[WalShard, PendingAppend]] = []
+        self.shard: WalShard | None = None  # which has those that are gathered
         self.room = 0  # bytes that may be gathered before the log has to be looked at
 
     def open(self, shard: WalShard) -> None:
         """Raise if nothing can be written to this shard; otherwise gather for it."""
         self.stage()
         self._state.refuse_writes(shard)
-        self._shard = shard
+        self.shard = shard
         self.room = min(shard.batch_bytes_max, self._state.room_in(shard))
 
-    def is_open(self, shard: WalShard) -> bool:
-        """Whether there is room for appends of this shard."""
-        return self.room > 0 and shard is self._shard
+    def begin(self, shard: WalShard) -> None:
+        """Gather the next append for this shard, which has been looked at; nothing waits."""
+        assert not self._appends
+        self.shard = shard
 
-    def add(self, pending: PendingAppend, shard: WalShard) -> None:
-        """Gather an append that has its seqs."""
-        topic, block = pending.topic, pending.block
-        assert topic is not None and block is not None
-        if topic.ephemeral and not topic.changing:
-            # Records of this class never reach the log; the seqs they use are reserved there.
-            pending.logged = False
-            self._unlogged.append((shard, pending))
-            return
-        self._shard = shard
+    def add(self, pending: PendingAppend, entry: bytes) -> None:
+        """Gather an append that has its seqs, for the shard that is open."""
         self._appends.append(pending)
-        self.room -= len(block.raw)
+        self._entries.append(entry)
+        self.room -= len(entry)
+
+    def add_unlogged(self, pending: PendingAppend, shard: WalShard) -> None:
+        """Gather an append whose records never reach the log, where only its seqs are reserved."""
+        pending.logged = False
+        self._unlogged.append((shard, pending))
 
     def stage(self) -> None:
         """Stage everything that has been gathered."""
@@ -76,10 +77,9 @@ class GatheredAppends:
                 self._stage_unlogged(shard, pending)
 
     def _stage_logged(self) -> None:
-        shard, appends = self._shard, self._appends
+        shard, appends, entries = self.shard, self._appends, self._entries
         assert shard is not None
-        entries = [pending.block.raw for pending in appends if pending.block is not None]
-        self._appends = []
+        self._appends, self._entries = [], []
         self.room = 0
         synced = [pending for pending in appends if pending.needs_sync]
         if not synced or len(synced) == len(appends):

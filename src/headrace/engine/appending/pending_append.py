@@ -101,11 +101,6 @@ class PendingAppend(Ticket[Appended], eq=False):
             self._value = self._given()
         return self._value
 
-    @property
-    def repeats(self) -> bool:
-        """Whether it is done because the same append was stored before."""
-        return self._value is not None and self._value.deduped
-
     def _given(self) -> Appended:
         topic, block, times = self.topic, self.block, self.times
         assert topic is not None and block is not None
@@ -164,14 +159,22 @@ class AppendCommit:
         else:
             times = Times(0, write_ns, 0)
         failure: Exception | None = None
+        logged, totals = self._logged, self._state.totals
+        records = data_bytes = block_bytes = 0  # that are not in the totals yet
         for number, pending in enumerate(self._appends):
             topic, block = pending.topic, pending.block
             assert topic is not None and block is not None
             try:
-                topic.publish(block, pending.logged, pending.needs_sync, pending.reserve, shard)
+                block_bytes += topic.publish_one_of_many(
+                    block, logged, pending.needs_sync, pending.reserve, shard
+                )
+                records += block.count
+                data_bytes += block.bytes
                 if pending.beside is not None:
                     self._remember(pending, pending.beside)
                 if topic.bounded and (topic.config.cap_records or topic.config.cap_bytes):
+                    totals.published(records, data_bytes, block_bytes, logged)
+                    records = data_bytes = block_bytes = 0
                     retention.enforce(self._state, topic)
             except MemoryError as error:
                 # It is applied in part, so those behind it must not be.
@@ -189,6 +192,7 @@ class AppendCommit:
                     pending.fail(error)
             if topic.waiters is not None:
                 woken[topic.id] = topic
+        totals.published(records, data_bytes, block_bytes, logged)
         try:
             if self._answered is not None:
                 self._answered(self._appends)

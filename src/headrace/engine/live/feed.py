@@ -7,14 +7,17 @@ written by the follower.  A follower that cannot take a page now reads on later,
 (`follower.py`): nothing is queued for it.
 
 A round runs after the acknowledgements of its turn, in slices (`scheduling/turns.py`), so that a
-thousand readers delay neither a writer nor the readers of another topic.  What is published during
-a round is for the next one: a record waits for two rounds at most, and all followers stay at one
-place, for which one page is read.
+thousand readers delay neither a writer nor the readers of another topic.  Followers that are told a
+page in the same words get it together, as many as a slice has room for.  What is published during a
+round goes to those who are still to be served, too, and to the others in the next round: a record
+waits for one round at most.  A page is read anew for `SAME_PAGE_MIN` followers at least, so that
+most of them stay at few places, however fast the topic grows.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from headrace.core.errors import HeadraceError, InvalidRequest, TopicNotFound
@@ -35,6 +38,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.live")
 
 UNKNOWN: Final = -1
+FAILED: Final = "a follower of %r failed"
+
+# Followers that are served between two looks at the clock, at most.
+TOGETHER_MAX: Final = 256
+# Followers that a page is read for, before a round looks for what was published since.
+SAME_PAGE_MIN: Final = 64
+# What a follower is thought to take before any was served: the first slices are short.
+NS_EACH: Final = 60_000
 
 _PageKey = tuple[int, PageOptions, int]
 
@@ -48,7 +59,9 @@ class TopicFeed(Job):
         "_fetching",
         "_hub",
         "_index",
+        "_ns_each",
         "_pages",
+        "_read_at",
         "_repeat",
         "_round",
         "_round_head",
@@ -71,8 +84,10 @@ class TopicFeed(Job):
         self._busy = False  # a round is under way
         self._repeat = False  # another round is due after it
         self._round: list[AnySubscription] = []
-        self._round_head = 0  # the topic's head when the round began
+        self._round_head = 0  # the topic's head when the round began, or looked for more
+        self._read_at = 0  # the index at which it did
         self._index = 0  # of the next subscription in the round
+        self._ns_each = NS_EACH  # what one of the followers took that were served last
         self._pages: dict[_PageKey, SharedPage] = {}
         self._fetching: dict[_PageKey, list[AnySubscription]] = {}
         self._strong_count = 0
@@ -117,25 +132,24 @@ class TopicFeed(Job):
             # Before anything is read, so that a later append wakes this feed again.
             self._arm()
             self._sync()
-            self._busy, self._index = True, 0
+            self._busy, self._index, self._read_at = True, 0, 0
             self._round, self._round_head = list(self.subscriptions), self.topic.head
             self._pages.clear()
         subscriptions = self._round
-        for index in range(self._index, len(subscriptions)):
-            self._index = index + 1
-            subscription = subscriptions[index]
-            if subscription not in self.subscriptions:
-                continue  # it was left during this round
-            follower = subscription.follower
-            try:
-                if follower.backlog or not follower.ready or not self._serve(subscription):
-                    follower.postpone(subscription)
-                elif subscription.pattern is not None:
-                    subscription.pattern.rested(subscription)
-            except Exception:
-                log.exception("a follower of %r failed", self.topic.name)
-                follower.broken()
-            if turns.over:
+        left_ns = turns.left_ns
+        while self._index < len(subscriptions):
+            room = max(left_ns // self._ns_each, 1)
+            index = self._index
+            if self.topic.head != self._round_head and index - self._read_at >= SAME_PAGE_MIN:
+                self._round_head, self._read_at = self.topic.head, index
+                self._pages.clear()
+            part = subscriptions[index : index + min(room, TOGETHER_MAX)]
+            self._index = index + len(part)
+            for alike in self._ready(part):
+                self._serve(alike)
+            before_ns, left_ns = left_ns, turns.left_ns
+            self._ns_each = (before_ns - left_ns) // len(part) + 1
+            if left_ns <= 0:
                 break
         if self._index < len(subscriptions):
             return True
@@ -147,27 +161,75 @@ class TopicFeed(Job):
     def turns(self) -> Turns:
         return self._hub.turns
 
-    def _serve(self, subscription: AnySubscription) -> bool:
-        """Give a follower its next page; return whether the rest, if any, is for another round."""
-        if self.hand_over(subscription):
-            return True
-        # What came since this round began has asked for the next one.
+    def _ready(self, subscriptions: Sequence[AnySubscription]) -> list[list[AnySubscription]]:
+        """Return those that can take a page now; alike ones that are at one place, together."""
+        followed, found = self.subscriptions, []
+        alike, cursor, epoch = None, UNKNOWN, UNKNOWN
+        for subscription in subscriptions:
+            if subscription not in followed:
+                continue  # it was left during this round
+            follower = subscription.follower
+            try:
+                if follower.backlog or not follower.ready:
+                    follower.postpone(subscription)
+                    continue
+            except Exception:
+                log.exception(FAILED, self.topic.name)
+                follower.broken()
+                continue
+            position = subscription.position
+            if (
+                subscription.alike is alike
+                and alike is not None
+                and position.cursor == cursor
+                and position.epoch == epoch
+                and not subscription.first
+            ):
+                found[-1].append(subscription)
+                continue
+            found.append([subscription])
+            cursor, epoch = position.cursor, position.epoch
+            alike = None if subscription.first else subscription.alike
+        return found
+
+    def _serve(self, alike: Sequence[AnySubscription]) -> None:
+        """Give followers their next page; who needs more than that reads on in its own turns."""
+        try:
+            if not self.hand_over(alike) and not self._rest_is_due(alike[0]):
+                for subscription in alike:
+                    subscription.follower.postpone(subscription)
+                return
+            for subscription in alike:
+                if subscription.pattern is not None:
+                    subscription.pattern.rested(subscription)
+        except Exception:
+            log.exception(FAILED, self.topic.name)
+            for subscription in alike:
+                subscription.follower.broken()
+
+    def _rest_is_due(self, subscription: AnySubscription) -> bool:
+        """Return whether what a follower has not been given is for the next round."""
+        # What came since this round began has asked for it.
         behind = subscription.position.cursor < self._round_head
         return self._repeat and not behind and subscription.fetching is None
 
     # Pages
 
-    def hand_over(self, subscription: AnySubscription) -> bool:
-        """Give a follower its next page; return whether that is all there is for it now."""
+    def hand_over(self, alike: Sequence[AnySubscription]) -> bool:
+        """Give a follower its next page; return whether that is all there is for it now.
+
+        Several followers are alike, at one place, and have been given a page before.
+        """
+        subscription = alike[0]
         topic, options, position = self.topic, subscription.options, subscription.position
-        follower = subscription.follower
         if not topic.live:
-            follower.lose(subscription)
+            for one in alike:
+                one.follower.lose(one)
             return True
         cursor, epoch, end = position.cursor, position.epoch, topic.head
         if options.strong:
             if self.sync_refusal is not None:
-                follower.give_up(subscription, self.sync_refusal)
+                _give_up(alike, self.sync_refusal)
                 return True
             end = self.durable_to
             if end == UNKNOWN or (epoch == topic.epoch and end < cursor <= topic.head):
@@ -179,22 +241,24 @@ class TopicFeed(Job):
         else:
             shared = subscription.take_fetched()
         if shared is None:
-            shared = self._read(subscription)
+            shared = self._read(alike)
             if shared is None:
                 return subscription.fetching is None
-        follower.deliver(subscription, shared)
-        page = shared.page
-        cursor = page.next_from_seq
-        if position.cursor != cursor or position.epoch != page.epoch:
-            position.move(page.epoch, cursor)
+        subscription.follower.deliver(alike, shared)
+        cursor, epoch = shared.page.next_from_seq, shared.page.epoch
+        for one in alike:
+            position = one.position
+            if position.cursor != cursor or position.epoch != epoch:
+                position.move(epoch, cursor)
         subscription.first = False
         return cursor == (self.durable_to if options.strong else topic.head)
 
-    def _read(self, subscription: AnySubscription) -> SharedPage | None:
-        """Read a follower's next page.
+    def _read(self, alike: Sequence[AnySubscription]) -> SharedPage | None:
+        """Read the next page of followers that are at one place.
 
-        None: the page is being fetched, or cannot be read, which the follower was told.
+        None: the page is being fetched, or cannot be read, which the followers were told.
         """
+        subscription = alike[0]
         position, options = subscription.position, subscription.options
         cursor, epoch = position.cursor, position.epoch
         key = (cursor, options, epoch)
@@ -209,14 +273,15 @@ class TopicFeed(Job):
                     raise ticket.error
             except (HeadraceError, OSError) as error:
                 if not isinstance(error, TopicNotFound):  # of a deletion all are told soon
-                    subscription.follower.give_up(subscription, error)
+                    _give_up(alike, error)
                 return None
             if ticket.done:
                 return self._share(key, ticket.result())
             waiting = self._fetching[key] = []
             ticket.when_done(lambda done: self._fetched(key, done))
-        waiting.append(subscription)
-        subscription.fetching = (cursor, epoch)
+        for one in alike:
+            waiting.append(one)
+            one.fetching = (cursor, epoch)
         return None
 
     def _share(self, key: _PageKey, page: Page) -> SharedPage:
@@ -314,9 +379,15 @@ class _DelayNotice(Job):
                 if follower.ready and subscription.position.cursor < feed.topic.head:
                     follower.topic_delayed(subscription, self._ms_max)
             except Exception:
-                log.exception("a follower of %r failed", feed.topic.name)
+                log.exception(FAILED, feed.topic.name)
                 follower.broken()
         return bool(left)
+
+
+def _give_up(subscriptions: Sequence[AnySubscription], error: BaseException) -> None:
+    """Have followers leave a topic that cannot be read."""
+    for subscription in subscriptions:
+        subscription.follower.give_up(subscription, error)
 
 
 def _check(position: Position) -> None:

@@ -10,6 +10,7 @@ It knows nothing of protocols: subclasses encode a page and write it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from headrace.engine.live.pages import PageOptions, SharedPage
@@ -44,6 +45,7 @@ class Subscription(Generic[ViewT]):
     """One topic that a follower reads; `view` is how its dialect shows it."""
 
     __slots__ = (
+        "alike",
         "feed",
         "fetched",
         "fetching",
@@ -56,12 +58,20 @@ class Subscription(Generic[ViewT]):
     )
 
     def __init__(
-        self, follower: Follower[ViewT], position: Position, options: PageOptions, view: ViewT
+        self,
+        follower: Follower[ViewT],
+        position: Position,
+        options: PageOptions,
+        view: ViewT,
+        alike: object = None,
     ) -> None:
         self.follower = follower
         self.position = position
         self.options = options
         self.view = view
+        # Subscriptions with the same object have the same options, and are told a page in the same
+        # words; it is then delivered to all of them at once.  None: there is no other like it.
+        self.alike = alike
         self.pattern: PatternReader[ViewT] | None = None  # that it is read for, and lets it go
         self.feed: TopicFeed | None = None  # None: the topic was gone before it was followed
         self.first = True  # no page was delivered yet
@@ -99,8 +109,11 @@ class Follower(Visited, Generic[ViewT]):
         """Whether it can take a page now."""
         raise NotImplementedError
 
-    def deliver(self, subscription: Subscription[ViewT], shared: SharedPage) -> None:
-        """Take a page; the position moves to its end afterwards."""
+    def deliver(self, alike: Sequence[Subscription[ViewT]], shared: SharedPage) -> None:
+        """Take a page, for this follower and for all others whose subscriptions are alike.
+
+        The positions move to its end afterwards.
+        """
         raise NotImplementedError
 
     def topic_gone(self, subscription: Subscription[ViewT], head_seq: int) -> None:
@@ -118,10 +131,15 @@ class Follower(Visited, Generic[ViewT]):
     # Topics
 
     def follow(
-        self, position: Position, options: PageOptions, view: ViewT, topic: Topic | None
+        self,
+        position: Position,
+        options: PageOptions,
+        view: ViewT,
+        topic: Topic | None,
+        alike: object = None,
     ) -> Subscription[ViewT]:
         """Read a topic from a position on; None stands for one that is gone already."""
-        subscription = Subscription(self, position, options, view)
+        subscription = Subscription(self, position, options, view, alike)
         self._attach(subscription, topic)
         return subscription
 
@@ -189,7 +207,7 @@ class Follower(Visited, Generic[ViewT]):
         feed = subscription.feed
         if feed is None:
             self.lose(subscription)
-        elif feed.hand_over(subscription):
+        elif feed.hand_over((subscription,)):
             self.backlog.pop(subscription, None)
             if subscription.pattern is not None:
                 subscription.pattern.rested(subscription)

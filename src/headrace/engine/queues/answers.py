@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import repeat
+from typing import NamedTuple
+
 import msgspec
 
+from headrace.engine.queues.requests import lease_ids
 from headrace.engine.topics.topic import Topic
 
 
@@ -21,13 +26,78 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     kind: int = 0
 
 
+class JobColumns(NamedTuple):
+    """Records of jobs as parallel columns, in ascending seq; absent columns are None."""
+
+    seqs: list[int]
+    stamps: Sequence[int]
+    data: Sequence[bytes]
+    kinds: int | Sequence[int]  # one int where all are the same
+    tags: Sequence[str | None] | None = None
+    metas: Sequence[bytes | None] | None = None
+
+    def part(self, start: int, stop: int) -> JobColumns:
+        """Return the rows from `start` up to `stop`."""
+        kinds, tags, metas = self.kinds, self.tags, self.metas
+        return JobColumns(
+            self.seqs[start:stop],
+            self.stamps[start:stop],
+            self.data[start:stop],
+            kinds if isinstance(kinds, int) else kinds[start:stop],
+            None if tags is None else tags[start:stop],
+            None if metas is None else metas[start:stop],
+        )
+
+    def pick(self, positions: Sequence[int]) -> JobColumns:
+        """Return the rows at these positions, in order."""
+        kinds, tags, metas = self.kinds, self.tags, self.metas
+        return JobColumns(
+            [self.seqs[at] for at in positions],
+            [self.stamps[at] for at in positions],
+            [self.data[at] for at in positions],
+            kinds if isinstance(kinds, int) else [kinds[at] for at in positions],
+            None if tags is None else [tags[at] for at in positions],
+            None if metas is None else [metas[at] for at in positions],
+        )
+
+
+class Leased(NamedTuple):
+    """The jobs that a claim got, and the lease that they share."""
+
+    token: int
+    deadline: int
+    deliveries: Sequence[int]  # of each, with this one
+    rows: JobColumns
+
+    @property
+    def lease_ids(self) -> list[str]:
+        return lease_ids(self.token, self.rows.seqs)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Return them one by one."""
+        rows, none = self.rows, repeat(None)
+        kinds = repeat(rows.kinds) if isinstance(rows.kinds, int) else rows.kinds
+        return list(
+            map(
+                Job, rows.seqs, self.lease_ids, repeat(self.deadline), rows.stamps,
+                self.deliveries, rows.data, rows.tags or none, rows.metas or none, kinds,
+            )
+        )  # fmt: skip
+
+
 class Claimed(msgspec.Struct, frozen=True):
-    """Jobs, ascending by seq, and what is left."""
+    """Jobs, ascending by seq, and what was left when they were leased."""
 
     topic: str
-    jobs: list[Job]
     ready: int
     in_flight: int
+    leased: Leased | None = None  # None: no job
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Return the jobs one by one."""
+        return [] if self.leased is None else self.leased.jobs
 
 
 class Acked(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """Grants and delays: jobs that one claim holds, jobs that were given back for later, by deadline.
 
-Nothing here has timers: `Deadlines` says what is over when it is asked.  Only `find_held` decides
+Nothing here has timers: `Deadlines` says what is over when it is asked.  Only this file decides
 whether a node, or a lease id, may act on a job.
 """
 
@@ -10,7 +10,8 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-TOKEN_MASK = (1 << 64) - 1
+from headrace.engine.queues.requests import TOKEN_MASK, lease_ids
+
 # Grants and delays that are over stay in their heap until there are this many more than needed, and
 # jobs that are done in the list of their grant.
 STALE_MIN = 64
@@ -51,6 +52,19 @@ class Found(NamedTuple):
     seqs: list[int]
     skipped: list[int]
     connections: set[int]
+
+
+def whole_grant(
+    leases: Mapping[int, Grant], node: str, seqs: Sequence[int], ids: Sequence[str] | None
+) -> Grant | None:
+    """Return the grant that has exactly these jobs, all of them held by this node and these ids.
+
+    None: not so, or to be found out job by job.
+    """
+    grant = leases.get(seqs[0]) if seqs else None
+    if grant is None or grant.node != node or grant.left != len(seqs) or grant.seqs != seqs:
+        return None
+    return grant if ids is None or ids == lease_ids(grant.token, seqs) else None
 
 
 def find_held(

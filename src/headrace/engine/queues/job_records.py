@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import logging
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 from pyroaring import BitMap64
@@ -20,12 +21,13 @@ from pyroaring import BitMap64
 from headrace.core.error_frames import without_frames
 from headrace.core.errors import CorruptionError, HeadraceError, typed
 from headrace.core.steps import Steps, in_lane
+from headrace.engine.queues.answers import JobColumns
 from headrace.engine.reading.page_rows import fit_rows
 from headrace.engine.removal.retention import LANE
 from headrace.engine.state import EngineState
 from headrace.engine.topics.block_list import BlockList
 from headrace.engine.topics.topic import Topic
-from headrace.storage.block import Record, Rows
+from headrace.storage.block import KIND_JSON, Block, Record, Rows
 from headrace.storage.files.block_cache import WouldBlock
 from headrace.storage.files.catalog import runs_in
 from headrace.storage.segment.reader import Segment
@@ -145,6 +147,44 @@ def _take_sealed(
     return found
 
 
+def columns_of(rows: Sequence[Rows]) -> JobColumns:
+    """Return rows of jobs as one."""
+    seqs: list[int] = []
+    data: list[bytes] = []
+    stamps: list[int] = []
+    kinds, tagged, noted = rows[0].kinds if rows else KIND_JSON, False, False
+    for some in rows:
+        seqs += some.seqs
+        data += some.data
+        stamps += _of_each(some.ts, some)
+        if some.kinds != kinds:
+            kinds = b""
+        tagged = tagged or some.tags is not None
+        noted = noted or some.metas is not None
+    if not isinstance(kinds, int):
+        kinds = [kind for some in rows for kind in _of_each(some.kinds, some)]
+    tags = [tag for some in rows for tag in some.tags or (None,) * len(some)] if tagged else None
+    metas = [meta for some in rows for meta in some.metas or (None,) * len(some)] if noted else None
+    return JobColumns(seqs, stamps, data, kinds, tags, metas)
+
+
+def _of_each(column: int | Sequence[int], rows: Rows) -> Sequence[int]:
+    return (column,) * len(rows) if isinstance(column, int) else column
+
+
+def fitting(jobs: JobColumns, bytes_max: int, alive: BitMap64 | None = None) -> JobColumns:
+    """Return the jobs of one answer: those that are alive, up to `bytes_max`, or one."""
+    if alive is not None and len(alive) < len(jobs.seqs):
+        jobs = jobs.pick([index for index, seq in enumerate(jobs.seqs) if seq in alive])
+    sizes = [len(data) for data in jobs.data]
+    if jobs.metas is not None:
+        sizes = [size + len(meta or b"") for size, meta in zip(sizes, jobs.metas, strict=True)]
+    if sum(sizes) <= bytes_max:
+        return jobs
+    count = bisect_right(list(accumulate(sizes)), bytes_max)
+    return jobs.part(0, max(count, 1))
+
+
 def records_of(rows: Iterable[Rows]) -> list[Record]:
     return [record for some in rows for record in some.records()]
 
@@ -164,11 +204,17 @@ def _runs_of(seqs: Sequence[int]) -> Iterable[tuple[int, int]]:
 
 def _from_blocks(blocks: BlockList, runs: Iterable[tuple[int, int]], left: int) -> list[Rows]:
     found: list[Rows] = []
+    singles = _Singles(found)
     for first, last in runs:
         for block in blocks.from_seq(first):
             low = block.first_seq
             if low > last:
                 break
+            if block.count == 1 and block.bytes <= left and singles.take(block):
+                left -= block.bytes
+                if low == last:
+                    break
+                continue
             start, stop = max(0, first - low), min(block.count, last - low + 1)
             size = block.size_of(start, stop)
             if size > left:
@@ -182,6 +228,33 @@ def _from_blocks(blocks: BlockList, runs: Iterable[tuple[int, int]], left: int) 
             if low + stop > last:
                 break
     return found
+
+
+class _Singles:
+    """Puts jobs that were appended one by one together: rows of one each take far longer."""
+
+    __slots__ = ("_data", "_found", "_kind", "_seqs", "_stamps")
+
+    def __init__(self, found: list[Rows]) -> None:
+        self._found = found  # gets the rows
+        self._kind = -1  # of those that are being put together
+        self._seqs: list[int] = []
+        self._stamps: list[int] = []
+        self._data: list[bytes] = []
+
+    def take(self, block: Block) -> bool:
+        """Take the job of a block that has one; False: it has more than data."""
+        if not block.is_single:
+            return False
+        kind, found = block.kind, self._found
+        if not found or found[-1].seqs is not self._seqs or self._kind != kind:
+            self._seqs, self._stamps, self._data, self._kind = [], [], [], kind
+            seqs = self._seqs
+            found.append(Rows(seqs, self._stamps, self._data, kind, append_firsts=seqs))
+        self._seqs.append(block.first_seq)
+        self._stamps.append(block.ts)
+        self._data += block.data(0, 1)
+        return True
 
 
 class _SealedReader:

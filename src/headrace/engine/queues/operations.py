@@ -1,7 +1,7 @@
 """The calls of queues: claim, ack, nack, extend; each is at most one entry of the log.
 
-Only this file answers for queues.  The rules of who may have which job are in `state.py`;
-here is what makes them true on disk:
+Claims and acks that come together share one.  `claims.py` hands jobs out, `acks.py` deletes them;
+the rules of who may have which job are in `state.py`.  What makes them true on disk:
 
 * an ack is a delete of records, and as durable as the topic's class says when it is answered;
 * with `leases_durable` a claim, a nack and an extend are answered once their entry is as durable;
@@ -11,21 +11,14 @@ here is what makes them true on disk:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
-from pyroaring import BitMap64
-
 from headrace.core import limits
-from headrace.core.errors import (
-    HeadraceError,
-    InvalidRequest,
-    NotAQueue,
-    TopicNotFound,
-    typed,
-)
+from headrace.core.errors import HeadraceError, InvalidRequest, NotAQueue, TopicNotFound
 from headrace.core.runtime import Ticket
-from headrace.core.steps import follow_at_once
 from headrace.engine.appending.append import Appender
+from headrace.engine.queues.acks import Acks
 from headrace.engine.queues.answers import (
     Acked,
     Claimed,
@@ -35,10 +28,10 @@ from headrace.engine.queues.answers import (
     QueueCounts,
     counts_of,
 )
-from headrace.engine.queues.claims import Claim, Claims
+from headrace.engine.queues.calls import Ack, Claim, fail_all
+from headrace.engine.queues.claims import Claims
 from headrace.engine.queues.dead_letters import DeadLetters, Redrive, Redriven
 from headrace.engine.queues.grants import Found, find_held
-from headrace.engine.queues.job_records import fetch_sizes
 from headrace.engine.queues.lease_log import (
     leases_are_logged,
     log_from_now,
@@ -50,16 +43,13 @@ from headrace.engine.queues.state import QueueState
 from headrace.engine.queues.workers import Wake, Workers
 from headrace.engine.reading.read import Reader
 from headrace.engine.removal import retention
-from headrace.engine.removal.deleting import apply_delete
 from headrace.engine.state import EngineState, failed
 from headrace.engine.topics.topic import Topic
 from headrace.storage.wal.frame import (
     ENTRY_QUEUE,
-    ENTRY_RECORDS_DELETE,
     EVENT_EXTEND,
     EVENT_RELEASE,
     QueueEvent,
-    RecordsDelete,
 )
 
 T = TypeVar("T")
@@ -73,6 +63,7 @@ class Queues:
         self._workers = Workers(state, self._tick)
         self._dead_letters = DeadLetters(state, appender, reader, self._workers.wake_soon)
         self._claims = Claims(state, self._dead_letters, self._workers, self._look)
+        self._acks = Acks(state, self._workers, self.topic, self._look)
         self._known: dict[int, Topic] = {}  # topics whose jobs something is known of
         state.on_topic_deleted(self._forget)
 
@@ -103,90 +94,73 @@ class Queues:
         bytes_max: int | None = None,
     ) -> Ticket[Claimed]:
         """Lease up to `count` jobs, of at most `bytes_max`, to a node; the answer may be no job."""
+        claim = Claim(self._state.runtime, name, node, count, lease_ms, connection, bytes_max)
+        self.claim_all([claim])
+        return claim
+
+    def claim_all(self, asked: Sequence[Claim]) -> None:
+        """Lease jobs to claims, in their order; each is done when it is answered or refused.
+
+        One that is refused changes nothing, and the others go on.
+        """
         state = self._state
-        ticket: Ticket[Claimed] = Ticket(state.runtime)
-        try:
-            topic = self.topic(name)
-            check_node(node, state.settings.node_bytes_max)
-            lease_ms = topic.config.lease_ms if lease_ms is None else clamped_lease(lease_ms)
-            if not limits.is_seq(count):
-                raise InvalidRequest(f"max is {count!r}", fix="send a number from 1 on")
-            want = min(max(count, 1), limits.claims_per_request_max)
-            most = state.settings.claim_bytes_max
-            most = most if bytes_max is None else min(bytes_max, most)
-            claim = Claim(ticket, node, want, lease_ms, connection, most)
+        by_topic: dict[str, tuple[Topic, list[Claim]]] = {}
+        for claim in asked:
+            try:
+                known = by_topic.get(claim.name)
+                topic = self.topic(claim.name) if known is None else known[0]
+                self._admit(topic, claim)
+                by_topic.setdefault(claim.name, (topic, []))[1].append(claim)
+            except Exception as error:  # noqa: BLE001 - one caller's mistake is not the others'
+                fail_all([claim], error)
+        for name, (topic, claims) in by_topic.items():
             # What routers are about to bring can be claimed.
             drained = state.drain(name) if name in state.routed else None
             if drained is None:
-                self._claim(topic, claim)
+                self._claim(topic, claims)
             else:
-                drained.when_done(lambda _: self._claim(topic, claim))
-        except HeadraceError as error:
-            ticket.fail(error)
-        return ticket
+                drained.when_done(partial(self._claim_drained, topic, claims))
 
-    def _claim(self, topic: Topic, claim: Claim) -> None:
+    def _admit(self, topic: Topic, claim: Claim) -> None:
+        """Raise what is wrong with a claim, or note what it may have."""
+        settings = self._state.settings
+        check_node(claim.node, settings.node_bytes_max)
+        lease_ms = claim.lease_ms
+        claim.held_ms = topic.config.lease_ms if lease_ms is None else clamped_lease(lease_ms)
+        if not limits.is_seq(claim.count):
+            raise InvalidRequest(f"max is {claim.count!r}", fix="send a number from 1 on")
+        claim.want = min(max(claim.count, 1), limits.claims_per_request_max)
+        most = settings.claim_bytes_max
+        claim.most = most if claim.bytes_max is None else min(claim.bytes_max, most)
+
+    def _claim(self, topic: Topic, claims: Sequence[Claim]) -> None:
         try:
             if not topic.live:
                 raise TopicNotFound.named(topic.name)
             refuse_unless_logged(self._state, topic)
             refuse_without_room(self._state, topic)
-        except HeadraceError as error:
-            claim.ticket.fail(error)
+        except HeadraceError as refusal:
+            fail_all(claims, refusal)
             return
-        follow_at_once(self._state.runtime, self._claims.claim(topic, claim), claim.ticket)
+        self._claims.claim_all(topic, claims)
+
+    def _claim_drained(self, topic: Topic, claims: Sequence[Claim], _drained: Ticket[None]) -> None:
+        self._claim(topic, claims)
 
     def ack(
         self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[str] | None = None
     ) -> Ticket[Acked]:
         """Delete jobs, which are done, all in one entry of the log."""
-        state = self._state
-        try:
-            ids = check_jobs(node, state.settings.node_bytes_max, seqs, lease_ids)
-            topic = self.topic(name)
-            logged = topic.is_logged
-            if logged:
-                state.refuse_writes(state.shard_of(topic.id))
-        except HeadraceError as refusal:
-            return failed(state.runtime, refusal)
-        ticket: Ticket[Acked] = Ticket(state.runtime)
-        queue, found = self._find(topic, node, seqs, ids)
-        if not found.seqs:
-            ticket.resolve(Acked(name, 0, found.skipped, *counts_of(topic)))
-            return ticket
-        mine = BitMap64(found.seqs)
-        queue.finish(mine)
+        ack = Ack(self._state.runtime, name, node, seqs, lease_ids)
+        self.ack_all([ack])
+        return ack
 
-        def done(error: HeadraceError | None) -> None:
-            if error is not None:
-                queue.give_back(queue.busy & mine)
-                self._workers.wake_soon(topic)
-                ticket.fail(typed(error))
-                return
-            if topic.live:
-                apply_delete(state, topic, 0, mine)
-            sync_ns = state.shard_of(topic.id).sync_ns if topic.needs_sync else 0
-            ticket.resolve(Acked(name, len(mine), found.skipped, *counts_of(topic), sync_ns))
+    def ack_all(self, asked: Sequence[Ack]) -> None:
+        """Delete the jobs of acks, in their order; those of one topic in one entry of the log.
 
-        def stage() -> None:
-            try:
-                # Files may have been asked meanwhile.
-                if logged:
-                    state.refuse_writes(state.shard_of(topic.id))
-            except HeadraceError as refusal:
-                done(refusal)
-                return
-            entry = RecordsDelete(0, mine.serialize())
-            needs_sync = topic.needs_sync or topic.unsettled_syncs > 0
-            if logged and topic.live:
-                state.log(topic, ENTRY_RECORDS_DELETE, entry, needs_sync=needs_sync, done=done)
-            else:
-                done(None)
-
-        fetch_sizes(state, topic, mine, stage)
-        if found.connections:
-            self._workers.note_room(topic, found.connections)
-        return ticket
+        One that is refused changes nothing, and the others go on.
+        """
+        self._acks.ack_all(asked)
 
     def nack(
         self,

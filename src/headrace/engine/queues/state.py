@@ -12,8 +12,9 @@ looked at when the queue is used.
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, repeat
 
 from pyroaring import BitMap64
 
@@ -192,18 +193,23 @@ class QueueState:
         self.unreadable |= seqs
         self._unreadable_until = now + UNREADABLE_MS
 
-    def grant(self, grant: Grant) -> list[int]:
-        """Deliver the jobs of a grant; returns how often each has been delivered now."""
-        seqs, leases, deliveries = grant.seqs, self.leases, self.deliveries
+    def grant(self, grants: Iterable[Grant], seqs: Sequence[int]) -> list[int]:
+        """Deliver the jobs of these grants, which are `seqs` in the order of the grants.
+
+        Returns how often each has been delivered now.
+        """
+        leases, deliveries = self.leases, self.deliveries
         self.held.update(seqs)
         if self.busy:
             self.busy.difference_update(BitMap64(seqs))
-        counts = []
-        for seq in seqs:
-            leases[seq] = grant
-            deliveries[seq] = count = deliveries.get(seq, 0) + 1
-            counts.append(count)
-        self._push_grant(grant)
+        for grant in grants:
+            leases.update(dict.fromkeys(grant.seqs, grant))
+            self._push_grant(grant)
+        if deliveries.keys().isdisjoint(seqs):
+            deliveries.update(dict.fromkeys(seqs, 1))
+            return [1] * len(seqs)
+        counts = [deliveries.get(seq, 0) + 1 for seq in seqs]
+        deliveries.update(zip(seqs, counts, strict=True))
         return counts
 
     def adopt(self, grant: Grant) -> None:
@@ -238,9 +244,18 @@ class QueueState:
 
     # Giving back
 
+    def let_go(self, seqs: Iterable[int]) -> None:
+        """End the leases of these jobs, which are done; `finish` all that came together then."""
+        grants = list(map(self.leases.pop, seqs))
+        if grants.count(grants[0]) == len(grants):  # nearly always
+            self._shrink(grants[0], len(grants))
+            return
+        for grant, count in Counter(grants).items():
+            self._shrink(grant, count)
+
     def finish(self, seqs: BitMap64) -> None:
-        """Make held jobs that are done busy, until they are deleted."""
-        self.unlease(seqs)
+        """Make jobs whose leases were let go busy, until they are deleted."""
+        self.held -= seqs
         self.busy |= seqs
 
     def release(self, seqs: Iterable[int], until: int = 0, held_ms: int = 0) -> None:
@@ -286,7 +301,7 @@ class QueueState:
             part = place & seqs if place else None
             if part:
                 place.difference_update(part)
-                self._forget(part)
+                self._forget(part, was_held=place is self.held)
 
     def dropped_to(self, base: int) -> None:
         """Forget all jobs up to `base`: their records are gone."""
@@ -294,12 +309,15 @@ class QueueState:
             if place and place.min() <= base:
                 part = [*up_to(place, base)]
                 place.remove_range(0, base + 1)
-                self._forget(part)
+                self._forget(part, was_held=place is self.held)
 
-    def _forget(self, seqs: Iterable[int]) -> None:
+    def _forget(self, seqs: Iterable[int], *, was_held: bool) -> None:
+        """Forget how often these were delivered and, if they were held, by whom."""
         leases, delays, deliveries = self.leases, self.delays, self.deliveries
+        deque(map(deliveries.pop, seqs, repeat(None)), maxlen=0)  # without a step for each
+        if not was_held:
+            return
         for seq in seqs:
-            deliveries.pop(seq, None)
             if seq in leases:
                 grant = leases.pop(seq)
                 if grant.connection is not None:

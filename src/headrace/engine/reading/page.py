@@ -49,7 +49,12 @@ class Page(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        return sum(map(len, self.rows)) + sum(batch.num_rows for batch in self.batches)
+        count = 0
+        for rows in self.rows:
+            count += len(rows.data)
+        for batch in self.batches:
+            count += batch.num_rows
+        return count
 
     @property
     def caught_up(self) -> bool:

@@ -8,8 +8,10 @@ topic as it was when it was handed over.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyroaring import BitMap64
@@ -17,7 +19,7 @@ from pyroaring import BitMap64
 from headrace.core.errors import SegmentCorrupt
 from headrace.engine.topics.block_list import BlockList
 from headrace.engine.topics.topic import Topic
-from headrace.storage.block import Block, Rows
+from headrace.storage.block import Block, Rows, single_rows
 from headrace.storage.files.catalog import runs_in
 from headrace.storage.segment.page_columns import rows_of_page
 from headrace.storage.segment.reader import Segment
@@ -27,6 +29,9 @@ from headrace.storage.segment.run import Run
 # came: a filter must not hold the loop thread.
 SKIPPED_ROWS_MIN = 10_000
 SKIPPED_ROWS_PER_ROW = 10
+# Blocks that are looked at together: beyond, what a stretch costs would follow what is behind it.
+STRETCH_BLOCKS_MAX = 1024
+_FIRST_SEQ: Final = attrgetter("first_seq")
 
 
 class ReadRequest(NamedTuple):
@@ -120,43 +125,34 @@ class Collector:
         while not self.full:
             # A block has at least one record, so more of them are never needed at a time.
             window = blocks.since(self.cursor + 1, self.left)
-            index = 0
-            while index < len(window) and window[index].first_seq <= last and not self.full:
-                taken = self._take_singles(window, index, last)
-                if taken == index and not self.full:
-                    self._take_block(window[index], last)
-                    taken += 1
-                index = taken
-            if index < len(window) or not window:
+            if not window:
+                return
+            index, stop = 0, len(window)
+            if window[-1].first_seq > last:
+                stop = bisect_right(window, last, key=_FIRST_SEQ)
+            while index < stop and not self.full:
+                block = window[index]
+                if block.is_single:
+                    most = min(self.left, STRETCH_BLOCKS_MAX)
+                    index += self._take_singles(window[index : min(stop, index + most)])
+                else:
+                    self._take_block(block, last)
+                    index += 1
+            if index < len(window):
                 return
 
-    def _take_singles(self, blocks: list[Block], index: int, last: int) -> int:
-        """Take a stretch of one-record blocks at once; returns where it ends."""
-        seqs: list[int] = []
-        data: list[bytes] = []
-        stamps, kinds = [], []
-        size = 0
-        stop = min(len(blocks), index + self.left)
-        while index < stop:
-            block = blocks[index]
-            payload = block.single
-            if payload is None or block.first_seq > last:
-                break
-            size += block.bytes
-            if size > self.bytes_left and (data or self.rows):
-                size -= block.bytes
-                self.full = not data
-                break
-            seqs.append(block.first_seq)
-            stamps.append(block.ts)
-            data.append(payload)
-            kinds.append(block.kind)
-            index += 1
-        if data:
-            same = kinds.count(kinds[0]) == len(kinds)
-            each = kinds[0] if same else kinds
-            self._add(Rows(seqs, stamps, data, each, append_firsts=seqs), size)
-        return index
+    def _take_singles(self, blocks: list[Block]) -> int:
+        """Take a stretch of one-record blocks at once; returns how many these are."""
+        rows, size = single_rows(blocks, self.bytes_left)
+        if rows is None:
+            if self.rows:
+                self.full = True
+                return 0
+            rows, size = single_rows(blocks[:1], blocks[0].bytes)  # however large: there is one
+            assert rows is not None
+        count = len(rows.data)
+        self._add(rows, size)
+        return count
 
     def _take_block(self, block: Block, last: int) -> None:
         stop = min(block.count, last - block.first_seq + 1)
@@ -172,12 +168,13 @@ class Collector:
 
     def _add(self, rows: Rows, size: int) -> None:
         """Take rows; `size` is exact where nothing is filtered out."""
-        seen, last = len(rows), rows.seqs[-1]
-        if self._filtered(rows):
-            live = self._wanted(rows)
+        seen, last = len(rows.data), rows.seqs[-1]
+        holes = self.topic.holes if self._frozen is None else self._frozen
+        if (holes is not None or self.nodes) and self._filtered(rows, holes):
+            live = self._wanted(rows, holes)
             self._skips_left -= seen - len(live)
             size = 0
-            if len(live) == len(rows):
+            if len(live) == seen:
                 size = _size(rows)
             elif live:
                 rows = rows.pick(live)
@@ -193,18 +190,17 @@ class Collector:
         self.rows.append(rows)
         self.scanned += seen
         self.cursor = last
-        self.left -= len(rows)
+        self.left -= len(rows.data)
         self.bytes_left -= size
         self.full = self.left <= 0 or self.bytes_left <= 0 or self._skips_left <= 0
 
-    def _filtered(self, rows: Rows) -> bool:
+    def _filtered(self, rows: Rows, holes: BitMap64 | None) -> bool:
         if self.nodes and rows.nodes is not None:
             return True
-        holes = self._holes
         return holes is not None and bool(holes.range_cardinality(rows.seqs[0], rows.seqs[-1] + 1))
 
-    def _wanted(self, rows: Rows) -> list[int]:
-        holes = self._holes or ()
+    def _wanted(self, rows: Rows, gone: BitMap64 | None) -> list[int]:
+        holes = gone or ()
         nodes = self.nodes
         columns = rows.nodes if nodes and rows.nodes is not None else None
         if columns is None:

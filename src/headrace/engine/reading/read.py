@@ -6,7 +6,7 @@ it is read.  The reading itself is in `walk.py`.
 
 from __future__ import annotations
 
-from headrace.core.errors import HeadraceError, InvalidRequest, TopicNotFound
+from headrace.core.errors import InvalidRequest, TopicNotFound
 from headrace.core.runtime import Ticket
 from headrace.engine.appending.admission import check_seq
 from headrace.engine.reading.page import Page
@@ -28,6 +28,18 @@ class Reader:
         """Read a page of `name`, if the request makes sense."""
         _check(request)
         return read_topic(self._state, self._state.topic(name), request)
+
+    def consume(self, name: str, request: ReadRequest) -> Page | Ticket[Page]:
+        """Read for a consumer: the page, or where that takes a while a ticket of it.
+
+        The numbers of the request are in range: whoever made it has checked them.
+        """
+        state = self._state
+        topic = state.topic(name)
+        topic.touch(state.clock.now_ms())
+        if name in state.routed:
+            return read_topic(state, topic, request)
+        return Walk(state, topic, request).start()
 
     def wait(self, name: str, after_seq: int) -> Ticket[None]:
         """Return a ticket that is done when `name` has a record beyond `after_seq`, or is gone."""
@@ -51,13 +63,17 @@ def read_topic(state: EngineState, topic: Topic, request: ReadRequest) -> Ticket
         return walk(state, topic, request)
     ticket: Ticket[Page] = Ticket(state.runtime)
 
+    def done(page: Ticket[Page]) -> None:
+        if page.error is not None:
+            ticket.fail(page.error)
+        else:
+            ticket.resolve(page.result())
+
     def read(_: object) -> None:
-        try:
-            if state.by_name.get(name) is not topic:
-                raise TopicNotFound.named(name)  # deleted while this waited
-            Walk(state, topic, request, ticket).start()
-        except HeadraceError as error:
-            ticket.fail(error)
+        if state.by_name.get(name) is not topic:
+            ticket.fail(TopicNotFound.named(name))  # deleted while this waited
+        else:
+            walk(state, topic, request).when_done(done)
 
     drained.when_done(read)
     return ticket
@@ -96,6 +112,11 @@ def _check(request: ReadRequest) -> None:
         value = getattr(request, what)
         if value is not None:
             check_seq(what, value)
-    starts = [request.from_seq or None, request.from_ts, request.last]
-    if sum(start is not None for start in starts) > 1:
+    check_start(request)
+
+
+def check_start(request: ReadRequest) -> None:
+    """Refuse a request that says more than once where to begin."""
+    starts = (request.from_seq or None, request.from_ts, request.last)
+    if len(starts) - starts.count(None) > 1:
         raise InvalidRequest("more than one start", fix="send from_seq, from_ts or last")

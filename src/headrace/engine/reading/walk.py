@@ -10,6 +10,7 @@ let go is read in a lane of its own, from the archive.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from headrace.core.errors import HeadraceError, LakeUnavailable, TopicNotFound, typed
 from headrace.core.runtime import Ticket
@@ -20,7 +21,7 @@ from headrace.engine.reading.page_rows import Collector, ReadRequest, take_runs
 from headrace.engine.removal import retention
 from headrace.engine.removal.deleted_seqs import DeletedSeqs
 from headrace.engine.removal.retention import LANE
-from headrace.engine.state import EngineState
+from headrace.engine.state import EngineState, failed
 from headrace.engine.topics.live_seqs import Lost
 from headrace.engine.topics.topic import Topic
 from headrace.storage.archive import ArchivedTopic
@@ -32,63 +33,97 @@ from headrace.storage.segment.run import Run
 ARCHIVE_LANE = "lake"
 # More blocks than this are not turned into columns on the loop thread.
 WINDOW_BLOCKS_MAX = 512
+# Goes on with what a lane gave, or with its error.
+_Step = Callable[[object, BaseException | None], Page | None]
 
 
 def walk(state: EngineState, topic: Topic, request: ReadRequest) -> Ticket[Page]:
     """Read a topic as it is."""
+    try:
+        found = Walk(state, topic, request).start()
+    except HeadraceError as error:
+        return failed(state.runtime, error)
+    if isinstance(found, Ticket):
+        return found
     ticket: Ticket[Page] = Ticket(state.runtime)
-    Walk(state, topic, request, ticket).start()
+    ticket.resolve(found)
     return ticket
 
 
 class Walk:
-    """One read under way: settles where to begin, takes what is there, answers with a page."""
+    """One read under way: settles where to begin, takes what is there, answers with a page.
+
+    Each step returns the page, or None once a lane has taken over, and raises what is refused.
+    """
 
     __slots__ = ("_collector", "_request", "_state", "_ticket", "_tombstone", "_topic")
 
-    def __init__(
-        self, state: EngineState, topic: Topic, request: ReadRequest, ticket: Ticket[Page]
-    ) -> None:
+    def __init__(self, state: EngineState, topic: Topic, request: ReadRequest) -> None:
         self._state = state
         self._topic = topic
         self._request = request
-        self._ticket = ticket
+        self._ticket: Ticket[Page] | None = None  # once a lane has taken over
         self._tombstone: Tombstone | None = None
 
-    def start(self) -> None:
-        """Settle what has gone, then where to begin."""
-        state, topic, request = self._state, self._topic, self._request
-        retention.enforce(state, topic)
-        if topic.id in state.fetching and request.from_seq + 1 < _in_memory_from(topic):
-            # A read of old records waits for the cold tier anyway; one of the tail never does.
-            state.fetching.wait(topic.id, self._begin)
-        else:
-            self._begin()
+    def start(self) -> Page | Ticket[Page]:
+        """Read: the page, or where that takes a while a ticket of it."""
+        state, topic = self._state, self._topic
+        if topic.bounded:
+            retention.enforce(state, topic)
+            if topic.id in state.fetching and self._request.from_seq + 1 < _in_memory_from(topic):
+                # A read of old records waits for the cold tier anyway; one of the tail never does.
+                state.fetching.wait(topic.id, partial(self._go_on, self._begin))
+                return self._later()
+        page = self._begin()
+        return self._later() if page is None else page
 
-    def _begin(self) -> None:
+    def _later(self) -> Ticket[Page]:
+        if self._ticket is None:
+            self._ticket = Ticket(self._state.runtime)
+        return self._ticket
+
+    def _go_on(self, step: Callable[[], Page | None]) -> None:
+        """Take the next step of a read that somebody has a ticket of."""
+        ticket = self._later()
+        try:
+            page = step()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the ticket tells of it
+            ticket.fail(typed(error))
+            return
+        if page is not None:
+            ticket.resolve(page)
+
+    def _hand_over(self, lane: str, work: Callable[[], object], step: _Step) -> None:
+        """Have work done in a lane, and go on with what it gives, or with its error."""
+        self._later()
+
+        def done(value: object, error: BaseException | None) -> None:
+            self._go_on(partial(step, value, error))
+
+        self._state.runtime.submit(lane, work, done)
+
+    def _begin(self) -> Page | None:
+        """Settle where to begin."""
         topic, request = self._topic, self._request
-        cursor = request.from_seq
-        recreated = request.epoch is not None and request.epoch != topic.epoch
-        if recreated or cursor > topic.head:
+        cursor, epoch = request.from_seq, request.epoch
+        if cursor > topic.head or (epoch is not None and epoch != topic.epoch):
             self._announce(1, topic.head, "recreated")
             cursor = topic.base
         elif request.last is not None:
             missing = topic.count - request.last
             cursor = topic.nth_live(missing) if missing > 0 else topic.base
         elif request.from_ts is not None:
-            self._seek(request.from_ts)
-            return
-        self._go(cursor)
+            return self._seek(request.from_ts)
+        return self._go(cursor)
 
-    def _seek(self, ts: int) -> None:
+    def _seek(self, ts: int) -> Page | None:
         """Find the first live seq with ts >= `ts`, then read from there."""
         topic, catalog = self._topic, self._state.catalog
         # What memory says now stands, however long the files take to answer.
         base, in_memory = topic.base, _in_memory_from(topic)
         later = _cursor_in_memory(topic, ts)
         if in_memory <= base + 1:
-            self._go(later)
-            return
+            return self._go(later)
         topic_id = topic.id
 
         def look(runs: list[Run], wait: bool) -> int:
@@ -96,19 +131,18 @@ class Walk:
             return later if found is None else found
 
         try:
-            self._go(look(catalog.runs(topic_id, False), False))
+            found = look(catalog.runs(topic_id, False), False)
         except WouldBlock:
             files = catalog.files_of(topic_id)
-            self._state.runtime.submit(
-                LANE, lambda: look(runs_in(files, topic_id), True), self._sought
-            )
+            self._hand_over(LANE, lambda: look(runs_in(files, topic_id), True), self._sought)
+            return None
+        return self._go(found)
 
-    def _sought(self, value: object, error: BaseException | None) -> None:
+    def _sought(self, value: object, error: BaseException | None) -> Page | None:
         if error is not None:
-            self._ticket.fail(typed(error))
-        else:
-            assert isinstance(value, int)
-            self._go(value)
+            raise error
+        assert isinstance(value, int)
+        return self._go(value)
 
     def _announce(self, first: int, last: int, reason: str) -> None:
         topic = self._topic
@@ -119,7 +153,7 @@ class Walk:
             floor = last + 1
         self._tombstone = Tombstone(first, last, reason, floor, topic.head)
 
-    def _go(self, cursor: int) -> None:
+    def _go(self, cursor: int) -> Page | None:
         topic = self._topic
         if self._tombstone is None:
             lost = topic.lost_after(cursor)
@@ -130,72 +164,74 @@ class Walk:
                 cursor = lost.last
         collector = ColumnCollector if self._request.columns else Collector
         self._collector: Collector = collector(topic, max(cursor, 0), self._request)
-        self._walk()
+        return self._walk()
 
-    def _walk(self) -> None:
-        """Take what can be had without waiting; hand over to the lane when that ends."""
+    def _walk(self) -> Page | None:
+        """Take what can be had without waiting; hand over to a lane when that ends."""
         topic, collector = self._topic, self._collector
         if not topic.live:
-            self._ticket.fail(TopicNotFound.named(topic.name))
-            return
+            raise TopicNotFound.named(topic.name)
         # What a cap or a TTL took while files were being read is announced by the next page.
-        if not collector.full:
-            if collector.cursor >= topic.evict_floor:
+        while not collector.full:
+            if collector.cursor >= topic.base or collector.cursor >= topic.evict_floor:
                 if not self._take():
-                    return
-            elif topic.deleted is not None and self._read_archive(topic.deleted):
-                return
-        self._finish()
+                    return None
+                break
+            deleted = topic.deleted
+            if deleted is None:
+                break
+            last = topic.archived_after(collector.cursor)
+            # What was deleted up to some seq need not be looked for.
+            collector.cursor = max(collector.cursor, min(deleted.below, last))
+            if collector.cursor < last:
+                self._read_archive(deleted, last)
+                return None
+            if not last and not self._pass_lost():
+                break
+        return self._page()
 
-    def _read_archive(self, deleted: DeletedSeqs) -> bool:
-        """Go on with what only the archive has; False: that is not for this page."""
+    def _pass_lost(self) -> bool:
+        """Move on to what follows a loss that is announced; False: none is, by this page."""
+        topic = self._topic
+        lost = topic.lost_after(self._collector.cursor) if self._begins else None
+        lost = topic.unless_archived(lost) if lost is not None else None
+        if lost is None:
+            return False
+        self._announce(*lost)
+        self._collector.cursor = lost.last
+        return True
+
+    def _read_archive(self, deleted: DeletedSeqs, last: int) -> None:
+        """Go on with what only the archive has."""
         topic, collector, archive = self._topic, self._collector, self._state.archive
-        last = topic.archived_after(collector.cursor)
-        if not last:
-            lost = topic.lost_after(collector.cursor) if self._begins else None
-            lost = topic.unless_archived(lost) if lost is not None else None
-            if lost is None:
-                return False
-            self._announce(*lost)
-            collector.cursor = lost.last
-            self._walk()
-            return True
-        # What was deleted up to some seq need not be looked for.
-        collector.cursor = max(collector.cursor, min(deleted.below, last))
-        if collector.cursor >= last:
-            self._walk()
-            return True
         if archive is None:
-            self._ticket.fail(_no_archive(topic.name, collector.cursor + 1))
-            return True
+            raise _no_archive(topic.name, collector.cursor + 1)
         archived = ArchivedTopic(topic.name, topic.id, topic.epoch, self._state.identity)
         parts, gone = archive.parts(archived, collector.cursor + 1, last), deleted.copy()
         collector.freeze(gone.seqs)
         self._state.reads.archive()
-        self._state.runtime.submit(
+        self._hand_over(
             ARCHIVE_LANE, lambda: take_parts(collector, parts, gone), self._archive_was_read
         )
-        return True
 
     @property
     def _begins(self) -> bool:
         """Whether a loss can still be what this page begins with."""
         return self._tombstone is None and self._collector.left == self._request.limit
 
-    def _archive_was_read(self, value: object, error: BaseException | None) -> None:
+    def _archive_was_read(self, value: object, error: BaseException | None) -> Page | None:
         state, collector = self._state, self._collector
         collector.thaw()
         if error is not None:
             state.reads.archive_failed()
-            self._ticket.fail(typed(error))
-            return
+            raise error
         if isinstance(value, Lost):
             if self._begins:
                 self._announce(*value)
                 collector.cursor = value.last
             else:
                 collector.full = True  # the next page begins with it
-        self._walk()
+        return self._walk()
 
     def _take(self) -> bool:
         """Take from files, then from memory; False when the lane took over."""
@@ -203,20 +239,27 @@ class Walk:
         # Up to the next gap only, even where everything up to beyond it is gone.
         stop = topic.read_end(collector.cursor)
         collector.cursor = min(max(collector.cursor, topic.base), stop)
-        in_memory = _in_memory_from(topic)
         if collector.cursor >= stop:
             return True
+        in_memory = _in_memory_from(topic)
         if collector.cursor + 1 < in_memory and not self._sealed(min(stop, in_memory - 1)):
             return False
-        if not collector.full and isinstance(collector, ColumnCollector):
-            window = collector.window(topic.blocks)
-            if len(window) > WINDOW_BLOCKS_MAX:
-                self._off_loop(lambda: collector.take_window(window, stop))
-                return False
         if not collector.full:
+            if self._request.columns and self._window_off_loop(stop):
+                return False
             collector.take_blocks(topic.blocks, stop)
         if not collector.full:
             collector.cursor = stop
+        return True
+
+    def _window_off_loop(self, stop: int) -> bool:
+        """Have many blocks turned into columns in the lane; False: they are few."""
+        collector = self._collector
+        assert isinstance(collector, ColumnCollector)
+        window = collector.window(self._topic.blocks)
+        if len(window) <= WINDOW_BLOCKS_MAX:
+            return False
+        self._off_loop(lambda: collector.take_window(window, stop))
         return True
 
     def _sealed(self, last: int) -> bool:
@@ -225,44 +268,40 @@ class Walk:
         files = self._state.catalog.files_of(topic.id)
         try:
             take_runs(collector, files, last, wait=False)
-            return True
         except WouldBlock:
-            pass
-        except (HeadraceError, OSError) as error:
-            self._ticket.fail(typed(error))
+            self._off_loop(lambda: take_runs(collector, files, last, wait=True))
             return False
-        self._off_loop(lambda: take_runs(collector, files, last, wait=True))
-        return False
+        except OSError as error:
+            raise typed(error) from None
+        return True
 
     def _off_loop(self, work: Callable[[], None]) -> None:
         """Collect in the reader lane, from the topic as it is now; then the walk goes on."""
         self._collector.freeze()
-        self._state.runtime.submit(LANE, work, self._resumed)
+        self._hand_over(LANE, work, self._resumed)
 
-    def _resumed(self, _value: object, error: BaseException | None) -> None:
+    def _resumed(self, _value: object, error: BaseException | None) -> Page | None:
         self._collector.thaw()
         if error is not None:
-            self._ticket.fail(typed(error))
-        else:
-            self._walk()
+            raise error
+        return self._walk()
 
-    def _finish(self) -> None:
+    def _page(self) -> Page:
         topic, collector = self._topic, self._collector
-        self._state.reads.page(collector.cold, collector.elsewhere)
-        self._ticket.resolve(
-            Page(
-                topic.name,
-                topic.epoch,
-                collector.rows,
-                collector.cursor,
-                topic.head,
-                topic.earliest_seq,
-                self._tombstone,
-                collector.scanned,
-                collector.cold,
-                collector.batches if isinstance(collector, ColumnCollector) else (),
-                collector.elsewhere,
-            )
+        if collector.cold or collector.elsewhere:
+            self._state.reads.page(collector.cold, collector.elsewhere)
+        return Page(
+            topic.name,
+            topic.epoch,
+            collector.rows,
+            collector.cursor,
+            topic.head,
+            topic.base + 1,
+            self._tombstone,
+            collector.scanned,
+            collector.cold,
+            collector.batches if isinstance(collector, ColumnCollector) else (),
+            collector.elsewhere,
         )
 
 

@@ -267,7 +267,7 @@ class Recovery:
                 settle(topic.queue, state.clock.now_ms(), topic.span, durable=durable)
         state.totals.build(state.by_id.values())
         state.topics.index_names()
-        state.fit_memory()
+        state.sealed_blocks.make_room()
 
     def enforce_retention(self) -> Iterator[None]:
         """Once the log takes entries again: what expired meanwhile goes, and is logged.

@@ -52,7 +52,7 @@ class Startup:
             self._prepare_log()
             if all_at_once:
                 recovery.second_reading().run()
-                self._state.fit_memory()
+                self._state.sealed_blocks.make_room()
             for _ in recovery.enforce_retention():
                 pass
             return self._finish(recovery, go_live)
@@ -167,7 +167,7 @@ class Startup:
 
             def back() -> None:
                 log.info("all topics of class memory are back")
-                state.fit_memory()
+                state.sealed_blocks.make_room()
                 if recovery.sealed_midway:
                     state.room.want()
 

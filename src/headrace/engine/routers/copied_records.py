@@ -17,7 +17,7 @@ from headrace.engine.reading.page_rows import fit_rows
 from headrace.engine.removal.deleting import TagMatch
 from headrace.engine.routers.state import Router, keyed_meta
 from headrace.engine.topics.topic import Topic
-from headrace.storage.block import KIND_MIXED, Batch, Block, Rows
+from headrace.storage.block import KIND_MIXED, Batch, Block, Rows, single_layout
 from headrace.storage.block_encoding import encode_block, share
 from headrace.storage.wal.frame import FORWARD_KEY, FORWARD_NODE, FORWARD_TAG, CopyTarget
 
@@ -36,7 +36,8 @@ class SharedCopies(NamedTuple):
     size: int  # data and meta
 
     def block(self, first_seq: int, ts: int, arrived_ms: int) -> Block:
-        return Block(self.raw, first_seq, self.rows, ts, arrived_ms, self.size)
+        layout = single_layout(self.raw, self.rows)
+        return Block(self.raw, first_seq, self.rows, ts, arrived_ms, self.size, layout)
 
 
 class Copy(NamedTuple):

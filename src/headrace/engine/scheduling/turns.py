@@ -26,8 +26,8 @@ log = logging.getLogger("headrace.live")
 
 # How long one turn of the loop may be kept.
 SLICE_NS = 1_000_000
-# What a write costs later in the same turn, when the loop hands it to the kernel (measured: 6 to
-# 9 µs for a short one).  Without it a slice of a millisecond would keep the loop for three.
+# What a write costs that the loop hands to the kernel later in the same turn (measured: 6 to 9 µs
+# for a short one).  Without it a slice of a millisecond would keep the loop for three.
 WRITE_NS = 7_000
 # What a copy costs later in the same turn, when its log entry is written and it becomes visible.
 SETTLE_NS = 1_200
@@ -120,9 +120,14 @@ class Turns:
         """Return whether this turn's time is used up."""
         return self.monotonic_ns() >= self.deadline_ns
 
-    def wrote(self) -> None:
-        """Charge this turn for a write to a transport."""
-        self.deadline_ns -= WRITE_NS
+    @property
+    def left_ns(self) -> int:
+        """What is left of this turn's time, less than nothing if it is used up."""
+        return self.deadline_ns - self.monotonic_ns()
+
+    def wrote(self, writes: int = 1) -> None:
+        """Charge this turn for writes that it has still to make."""
+        self.deadline_ns -= writes * WRITE_NS
 
     def staged(self, copies: int) -> None:
         """Charge this turn for copies of records that were staged."""
@@ -157,7 +162,7 @@ class Turns:
         if not self._asked:
             self._asked = True
             self._asked_ns = self.monotonic_ns()
-            self.runtime.soon(self._turn)
+            self.runtime.last(self._turn)  # requests of the same turn, and their answers, first
 
     def _turn(self) -> None:
         arrived, ranked = self._arrived, self._ranked

@@ -77,8 +77,9 @@ class Checkpointer:
         return sum(shard.bytes_total for shard in self._state.shards)
 
     def maybe(self) -> None:
-        """Start a checkpoint if enough has gathered."""
+        """Start a checkpoint if enough has gathered, and keep to the budget until it is done."""
         state = self._state
+        state.sealed_blocks.keep_to_budget()
         if self._running or state.closing or state.loading:
             return
         if state.room.was_wanted():
@@ -130,12 +131,16 @@ class Checkpointer:
             ticket.fail(typed(failure))
         followed = self._see_to_room(failure, free_before)
         self._run_for(followers, or_so=followed)
+        if self._state.totals.changed:
+            # As much may have come meanwhile that appends are refused: then nothing settles that
+            # would start the next one.
+            self._state.runtime.soon(self.maybe)
 
     def _fit_memory(self) -> Steps[None]:
         """Drop what no longer has to be in memory, a few milliseconds at a time."""
         clock = self._state.clock
         started = clock.monotonic_ns()
-        for _ in self._state.fitting_memory():
+        for _ in self._state.sealed_blocks.making_room():
             held = clock.monotonic_ns() - started
             if held > SLICE_NS:
                 self.stall_ns_max = max(self.stall_ns_max, held)

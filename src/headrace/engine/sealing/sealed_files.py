@@ -19,7 +19,7 @@ from headrace.engine.state import EngineState
 from headrace.engine.topics.topic import Topic
 from headrace.storage.files.catalog import LiveStats, TopicLiveness
 from headrace.storage.files.merge_policy import MergeJob, MergePolicy, plan
-from headrace.storage.files.merge_run import run_merge
+from headrace.storage.files.merge_run import give_back_memory, run_merge
 from headrace.storage.files.tier import relocation_plan
 from headrace.storage.segment.format import SegmentMeta, segment_path
 from headrace.storage.segment.reader import Segment
@@ -138,6 +138,7 @@ class SealedFiles:
         if any(one.outputs for one in merged):
             self._state.fs.sync_dir("segments")
         self.merges_total += len(merged)
+        give_back_memory()
         return merged
 
     def _merge_one(self, job: MergeJob, inputs: list[Segment], created_ms: int) -> list[Segment]:

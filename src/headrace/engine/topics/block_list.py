@@ -1,6 +1,7 @@
 """The blocks of a topic that are in memory, oldest first, found by seq in logarithmic time.
 
-Front removal is lazy, so that dropping one block at a time stays cheap however long the list.
+A block that is dropped is let go at once; only its place in the list stays until there are many
+such, so that dropping a few blocks at a time stays cheap however long the list.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from operator import attrgetter
+from typing import cast
 
 from headrace.storage.block import Block
 
 _COMPACT_MIN = 64
-_FIRST_SEQ = attrgetter("first_seq")
+_FIRST_SEQ, _LAST_SEQ = attrgetter("first_seq"), attrgetter("last_seq")
+# In the place of a block that was dropped; nothing looks at such places.
+_DROPPED = cast(Block, None)
 
 
 class BlockList:
@@ -39,21 +43,37 @@ class BlockList:
 
     def pop_first(self) -> Block:
         block = self._blocks[self._low]
-        self._low += 1
-        if self._low >= _COMPACT_MIN and self._low * 2 >= len(self._blocks):
-            del self._blocks[: self._low]
-            self._low = 0
-        elif self._low == len(self._blocks):
-            self._blocks.clear()
-            self._low = 0
+        self.drop_first(1)
         return block
+
+    def drop_first(self, count: int) -> None:
+        """Let go of the oldest `count` blocks."""
+        blocks, low = self._blocks, self._low
+        assert count <= len(blocks) - low, (count, len(blocks), low)
+        blocks[low : low + count] = [_DROPPED] * count
+        self._low = low = low + count
+        if low == len(blocks) or (low >= _COMPACT_MIN and low * 2 >= len(blocks)):
+            del blocks[:low]
+            self._low = 0
+
+    def up_to(self, seq: int, count: int) -> list[Block]:
+        """The oldest blocks whose records are all at or below `seq`, at most `count` of them."""
+        oldest = self._blocks[self._low : self._low + count]
+        if oldest and oldest[-1].last_seq > seq:
+            del oldest[bisect_right(oldest, seq, key=_LAST_SEQ) :]
+        return oldest
 
     def _index(self, seq: int) -> int:
         """Where the block is that holds `seq`, or the first one after it."""
-        blocks = self._blocks
-        index = bisect_right(blocks, seq, self._low, key=_FIRST_SEQ) - 1
-        if index < self._low:
-            return self._low
+        blocks, low = self._blocks, self._low
+        if low < len(blocks):
+            # Where each block has one record, and none is missing, it is as far as its seq says.
+            index = low + seq - blocks[low].first_seq
+            if low <= index < len(blocks) and blocks[index].first_seq == seq:
+                return index
+        index = bisect_right(blocks, seq, low, key=_FIRST_SEQ) - 1
+        if index < low:
+            return low
         return index if blocks[index].last_seq >= seq else index + 1
 
     def from_seq(self, seq: int) -> Iterator[Block]:

@@ -97,6 +97,11 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
         """How much the names in it hold; the rest is the same for every config."""
         return 0 if self.dead_letter is None else len(self.dead_letter.encode(errors="replace"))
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is a cap or a TTL, so that records go by themselves."""
+        return bool(self.ttl_ms or self.cap_records or self.cap_bytes)
+
     def encode(self) -> bytes:
         """As JSON, every field in it: what is stored, and what an answer echoes."""
         return _encoded(self)

@@ -22,7 +22,7 @@ from headrace.engine.queues.claim_order import Span
 from headrace.engine.topics.block_list import BlockList
 from headrace.engine.topics.sealed_rows import Sealed, size_in
 from headrace.engine.topics.totals import Totals
-from headrace.storage.seq_ranges import ranges_of
+from headrace.storage.seq_ranges import ranges_in, ranges_of
 from headrace.storage.snapshot.state import TopicState
 
 if TYPE_CHECKING:
@@ -158,9 +158,10 @@ class LiveSeqs:
 
     def lost_after(self, cursor: int) -> Lost | None:
         """What a reader at `cursor` must be told before the next record, if anything."""
-        floor = self.evict_floor
-        if cursor < floor:
-            return Lost(cursor + 1, floor, self._reason(cursor + 1))
+        if cursor < self.base:  # no floor is above it
+            floor = self.evict_floor
+            if cursor < floor:
+                return Lost(cursor + 1, floor, self._reason(cursor + 1))
         for first, last in self.gaps:
             if last > cursor and not self.live_between(cursor + 1, first - 1):
                 lost = Lost(max(first, cursor + 1), last, "crash")
@@ -180,6 +181,8 @@ class LiveSeqs:
     def read_end(self, cursor: int) -> int:
         """The last seq that may be read from `cursor` before a gap has to be announced."""
         end = self.head
+        if not self.gaps and not self.trims:
+            return end
         for ranges in (self.gaps, self.trims):
             at = bisect_right(ranges, cursor, key=_last_of)
             if at < len(ranges):
@@ -249,7 +252,7 @@ class LiveSeqs:
             fresh -= self.holes
         if not fresh:
             return 0
-        freed = sum(self._raw_size(first, last, sealed) for first, last in ranges_of(fresh))
+        freed = sum(self._raw_size(first, last, sealed) for first, last in ranges_in(fresh))
         if self.holes is None:
             self.holes = fresh.copy()
         else:

@@ -3,16 +3,21 @@
 Only this file drops blocks from memory and says what is sealed, and keeps the bytes in step, those
 of all topics too.  A block in memory is of one of four kinds, and its bytes are counted as that:
 sealed (at or below `sealed_to`), being sealed (`sealing_bytes`), waiting to be sealed
-(`unsealed_bytes`), or never stored (`ephemeral_bytes`, above `logged_to`).
+(`unsealed_bytes`), or never stored (`ephemeral_bytes`, above `logged_to`).  They are counted with
+the objects around them (`BLOCK_OBJECTS_BYTES`), which are a third of what small records take.
 
 When blocks may leave memory is decided elsewhere: see `EngineState`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate
+
 from headrace.engine.topics.live_seqs import LiveSeqs
 from headrace.engine.topics.tag_index import TagIndex
 from headrace.engine.topics.totals import Totals
+from headrace.storage.block import BLOCK_OBJECTS_BYTES
 from headrace.storage.snapshot.state import TopicState
 
 
@@ -37,7 +42,7 @@ class StoredBlocks(LiveSeqs):
         self.unlogged_to = 0  # the last record since the start that is not in the log itself
         self.sealing_to = 0  # up to here they are on their way to a file; 0 when none is
         self.sealing_bytes = 0
-        self.unsealed_bytes = 0  # log bytes of blocks in memory that are neither
+        self.unsealed_bytes = 0  # of blocks in memory that are neither
         self.ephemeral_bytes = 0  # of blocks in memory that are never stored
         self.tags: TagIndex | None = None  # of rows in memory, made on first use
 
@@ -64,13 +69,22 @@ class StoredBlocks(LiveSeqs):
             self._drop_first()
             first = self.blocks.first
 
-    def drop_sealed_block(self) -> bool:
-        """Drop the oldest block from memory if files hold it; False: there is none."""
-        first = self.blocks.first
-        if first is None or first.last_seq > self.sealed_to:
-            return False
-        self._drop_first()
-        return True
+    def drop_sealed_blocks(self, excess: int, count: int) -> int:
+        """Drop the oldest blocks that files hold until `excess` bytes are gone, at most `count`.
+
+        Return how many blocks that were; fewer than `count`: nothing is left to be dropped here,
+        or the excess is gone.
+        """
+        assert self.sealed_to <= self.logged_to, (self.name, self.sealed_to, self.logged_to)
+        blocks = self.blocks.up_to(self.sealed_to, count)
+        sizes = [len(block.raw) + BLOCK_OBJECTS_BYTES for block in blocks]
+        sums = list(accumulate(sizes))
+        if sums and sums[-1] > excess:
+            del sums[bisect_left(sums, excess) + 1 :]
+        if sums:
+            self.totals.resident_bytes -= sums[-1]
+            self.blocks.drop_first(len(sums))
+        return len(sums)
 
     def drop_blocks(self) -> None:
         """Drop every block from memory, and the index of their tags."""
@@ -81,7 +95,7 @@ class StoredBlocks(LiveSeqs):
 
     def _drop_first(self) -> None:
         block, totals = self.blocks.pop_first(), self.totals
-        size = len(block.raw)
+        size = len(block.raw) + BLOCK_OBJECTS_BYTES
         totals.resident_bytes -= size
         if block.last_seq > self.logged_to:
             totals.ephemeral_bytes -= size

@@ -21,7 +21,7 @@ from headrace.engine.topics.archived_seqs import ArchivedSeqs
 from headrace.engine.topics.config import EPHEMERAL, FSYNC, TopicConfig, decode_config
 from headrace.engine.topics.reservation import ASK_BEFORE, Log, Reservation
 from headrace.engine.topics.totals import Totals
-from headrace.storage.block import Block
+from headrace.storage.block import BLOCK_OBJECTS_BYTES, Block
 from headrace.storage.snapshot.state import TopicState
 from headrace.storage.wal.frame import TopicCreate
 
@@ -43,6 +43,7 @@ class Topic(ArchivedSeqs):
         "last_write_ms",
         "live",
         "needs_sync",
+        "ordinary",
         "parent_id",
         "parent_to",
         "producers",
@@ -123,7 +124,8 @@ class Topic(ArchivedSeqs):
         # What every append asks of its config.
         self.needs_sync = config.durability == FSYNC
         self.ephemeral = config.durability == EPHEMERAL
-        self.bounded = bool(config.ttl_ms or config.cap_records or config.cap_bytes)
+        self.bounded = config.is_bounded
+        self._look_whether_ordinary()
         self.hold_back(None, None)
         if self.queue is not None and not config.leases_durable:
             self.queue.durable = False
@@ -176,10 +178,16 @@ class Topic(ArchivedSeqs):
     def close_to_writers(self) -> None:
         """Take no more records: a delete copies the last ones to where routers lead."""
         self.closed += 1
+        self._look_whether_ordinary()
 
     def open_to_writers(self) -> None:
         """Take records again: that delete failed."""
         self.closed -= 1
+        self._look_whether_ordinary()
+
+    def _look_whether_ordinary(self) -> None:
+        # Nothing about the topic itself can refuse an append.
+        self.ordinary = not (self.closed or self.ephemeral or self.bounded)
 
     @property
     def is_logged(self) -> bool:
@@ -244,12 +252,21 @@ class Topic(ArchivedSeqs):
 
         `logged`: the log has it, so that a checkpoint can seal it.
         """
-        count, size, totals = block.count, block.bytes, self.totals
+        size = self.publish_one_of_many(block, logged, needs_sync, reserve, log)
+        self.totals.published(block.count, block.bytes, size, logged)
+
+    def publish_one_of_many(
+        self, block: Block, logged: bool, needs_sync: bool, reserve: int, log: Log | None
+    ) -> int:
+        """Do the same, while the caller counts all of its blocks at once (`Totals.published`).
+
+        Return what the block takes in memory.
+        """
+        count, size = block.count, block.bytes
         head = self.head
         assert block.first_seq == head + 1, (self.name, block.first_seq, head)
         self.staged_count -= count
         self.staged_bytes -= size
-        totals.staged_bytes -= size
         if needs_sync:
             self.unsettled_syncs -= 1
         if reserve:
@@ -257,26 +274,23 @@ class Topic(ArchivedSeqs):
             self.reservation.written(reserve, log)
         self.head = head = head + count
         self.bytes += size
-        totals.bytes += size
         self.counted += count
-        totals.records += count
         self.last_write_ms = block.arrived_ms
         self.blocks.append(block)
+        totals = self.totals
         totals.changed[self.id] = self
-        size = len(block.raw)
-        totals.resident_bytes += size
+        memory = len(block.raw) + BLOCK_OBJECTS_BYTES
         if logged:
             if self.ephemeral_bytes:
                 self.count_as_logged(head)
             self.logged_to = head
-            self.unsealed_bytes += size
-            totals.unsealed_bytes += size
+            self.unsealed_bytes += memory
         else:
             self.unlogged_to = head
-            self.ephemeral_bytes += size
-            totals.ephemeral_bytes += size
+            self.ephemeral_bytes += memory
         if totals.journal is not None:
             totals.journal.note(self.id, head - count)
+        return memory
 
     def publish_trim(
         self, first: int, count: int, needs_sync: bool, reserve: int, log: Log

@@ -33,6 +33,7 @@ class Totals:
     """
 
     __slots__ = (
+        "bounded",
         "by_class",
         "bytes",
         "changed",
@@ -60,6 +61,7 @@ class Totals:
         self.config_bytes = 0  # of the names in configs
         self.topics = 0
         self.queues = 0
+        self.bounded = 0  # topics with a cap or a TTL
         self.by_class: dict[str, int] = dict.fromkeys((EPHEMERAL, MEMORY, DISK, FSYNC), 0)
         self.journal: Journal | None = None  # told of every publish
         self.changed: dict[int, Topic] = {}  # since the last checkpoint, by id
@@ -69,7 +71,7 @@ class Totals:
 
     def build(self, topics: Iterable[Topic]) -> None:
         """Count these topics and no others."""
-        self.topics = self.queues = self.config_bytes = 0
+        self.topics = self.queues = self.bounded = self.config_bytes = 0
         self.by_class.update(dict.fromkeys(self.by_class, 0))
         for topic in topics:
             self.add(topic)
@@ -97,10 +99,25 @@ class Totals:
         self.by_class[config.durability] += by
         if config.type == "queue":
             self.queues += by
+        if config.is_bounded:
+            self.bounded += by
 
     def publish_to(self, journal: Journal | None) -> None:
         """Tell a journal of every publish from now on; None: nobody."""
         self.journal = journal
+
+    # Records
+
+    def published(self, records: int, data_bytes: int, block_bytes: int, logged: bool) -> None:
+        """Count records that were staged and are part of their topics now."""
+        self.staged_bytes -= data_bytes
+        self.bytes += data_bytes
+        self.records += records
+        self.resident_bytes += block_bytes
+        if logged:
+            self.unsealed_bytes += block_bytes
+        else:
+            self.ephemeral_bytes += block_bytes
 
     # Changes
 

@@ -7,23 +7,30 @@ connection have been written (`pipeline.py`); the body of one that goes on is in
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from headrace.server.app import RequestTarget
 from headrace.server.http1.outlet import Http1Outlet
-from headrace.server.http1.states import OPEN
+from headrace.server.http1.states import HALF_CLOSED, OPEN
 from headrace.server.transport_exchange import BODILESS, OnBody, TransportExchange
-from headrace.wire.exchange import Headers, Outlet
+from headrace.wire.exchange import JSON, Headers, Outlet
 
 if TYPE_CHECKING:
+    from headrace.server.admitted_heads import AdmittedHead
     from headrace.server.http1.connection import Http1Connection
+
+OnAbort = Callable[[], None]
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii")
     for status in HTTPStatus
 }
+# Lengths of most answers, as they are written.
+_NUMBERS_COUNT: Final = 1_024
+_NUMBERS: Final = tuple(b"%d" % number for number in range(_NUMBERS_COUNT))
 # Heads of whole answers up to the length, by status and content type.
 _heads: dict[tuple[int, bytes], bytes] = {}
 
@@ -34,6 +41,7 @@ class Http1Exchange(TransportExchange):
     _connection: Http1Connection
 
     # Most requests never set these.
+    admitted: AdmittedHead | None = None  # what its head has settled
     head = b""  # what was read from the head on, if that may be worth remembering
     held = 0  # bytes of the answer, while others have to go before it
     keep_alive = True
@@ -43,6 +51,7 @@ class Http1Exchange(TransportExchange):
     ready: bytes | None = None
     upgrade_to = b""
     wants_continue = False
+    _on_abort: OnAbort | None = None
     _status = 0
 
     def __init__(
@@ -70,10 +79,22 @@ class Http1Exchange(TransportExchange):
             transport.write(CONTINUE)
 
     @property
+    def on_abort(self) -> OnAbort | None:
+        return self._on_abort
+
+    @on_abort.setter
+    def on_abort(self, callback: OnAbort | None) -> None:
+        self._on_abort = callback
+        connection = self._connection
+        if callback is not None and connection.answering is HALF_CLOSED:
+            # Its client ended while the request waited for its turn.
+            connection.app.soon(connection.leave_ended)
+
+    @property
     def may_take_long(self) -> bool:
         """Whether the answer is not worth beginning for a client that may have left."""
         outlet = self.outlet
-        return self.on_abort is not None or (outlet is not None and not outlet.sized)
+        return self._on_abort is not None or (outlet is not None and not outlet.sized)
 
     # The body
 
@@ -113,6 +134,41 @@ class Http1Exchange(TransportExchange):
         self.body = b""
         if self.streamed:
             self.drop_body()
+
+    def answer(
+        self, status: int, body: bytes, content_type: bytes = JSON, headers: Headers = ()
+    ) -> None:
+        head, connection = self.admitted, self._connection
+        if (
+            head is None
+            or status != 200
+            or len(connection.queue) != 1
+            or connection.answering is not OPEN
+            or len(body) >= head.compressed_from
+            or len(headers) != 1
+            or self.answered
+        ):
+            super().answer(status, body, content_type, headers)
+            return
+        # The only request of a connection that stays: one that has no answer is in the queue.
+        self.answered = True
+        self.body = b""
+        try:
+            start = _heads.get((200, content_type)) or _make_head(200, content_type)
+            name, value = headers[0]
+            assert b"\n" not in value, headers
+            size = len(body)
+            digits = _NUMBERS[size] if size < _NUMBERS_COUNT else b"%d" % size
+            # To join takes a third of the time of formatting.
+            ready = b"".join((start, digits, b"\r\n", name, b": ", value, b"\r\n\r\n", body))
+        except MemoryError as error:
+            self._not_sent(error)
+            return
+        if self.key is not None:
+            connection.app.access.release(self)
+        head.total.value += 1
+        head.durations_ns.observe(connection.app.now_ns() - self.started_ns)
+        connection.answered_alone(ready)
 
     def _send(self, status: int, body: bytes, content_type: bytes, headers: Headers) -> None:
         connection = self._connection

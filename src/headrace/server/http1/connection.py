@@ -61,6 +61,18 @@ TLS_UNSENT_BYTES = 16 << 10
 class Http1Connection(Pipeline):
     """One connection, until it turns out to be HTTP/2."""
 
+    __slots__ = (
+        "__weakref__",
+        "_begun",
+        "_discarder",
+        "_half_open",
+        "_now_ns",
+        "_reads",
+        "_seen",
+        "_seen_ms",
+        "_unsent",
+    )
+
     def __init__(self, app: App, heads: KnownHeads) -> None:
         super().__init__(app, heads)
         self._half_open = True  # one side may end before the other; not with TLS

@@ -3,12 +3,12 @@
 A client sends the same headers again and again, and the same few request lines.  What a parser
 makes of them is a function of their bytes, so both are remembered: a line with the route that it
 means, and the header lines as a layout, in which the values that differ from request to request
-(lengths, keys, sequences, trace ids) are holes.  No value of a hole is kept, so no key is.  Whether
-a request is let in is not remembered at all: that is asked each time (`access.py`).
+(lengths, keys, sequences, trace ids) are holes.  No value of a hole is kept, so no key is.
 
-A head that holds nothing but steady values is remembered as a whole, too (`KnownHead`): a client
-that repeats a request costs one lookup of its head.  With it is kept what handlers know of such
-requests before they see a body.
+A line and a layout that came together are a `KnownHead`.  With it is kept what handlers know of
+such requests before they see a body, and whether they are let in if that is the same for all of
+them (`admitted_heads.py`).  A head that holds nothing but steady values and comes again with the
+same length is also remembered by all its bytes: a client that repeats a request costs one lookup.
 
 Only this file decides which heads may be taken that way; everything else goes through the parser.
 A full table drops what it has held longest.
@@ -25,11 +25,13 @@ from headrace.metrics.requests import UNROUTED
 from headrace.server.app import RequestTarget
 
 if TYPE_CHECKING:
+    from headrace.server.admitted_heads import AdmittedHead
     from headrace.server.http1.answer import Http1Exchange
 
 LINES_MAX: Final = 16_384
 LINE_BYTES_MAX: Final = 512
 LAYOUTS_MAX: Final = 1_024
+KNOWN_HEADS_MAX: Final = 16_384
 WHOLE_HEADS_MAX: Final = 8_192
 WHOLE_HEAD_BYTES_MAX: Final = 1_024
 HEAD_BYTES_MAX: Final = 4 * 1024
@@ -63,44 +65,57 @@ VARYING: Final = frozenset(
 _HOLE: Final = re.compile(
     rb"\r\n(" + b"|".join(map(re.escape, sorted(VARYING))) + rb"): ?([^\r]*)", re.IGNORECASE
 )
-# What a parser takes for a value as it stands: printable, and no space at either end.
-_VALUE: Final = re.compile(rb"[!-~](?:[ -~]*[!-~])?")
+# What a parser takes for values as they stand: printable, and no space at either end.
+_VALUES: Final = re.compile(rb"[!-~](?:[ -~]*[!-~])?(?:\r[!-~](?:[ -~]*[!-~])?)*")
+
+
+class KnownHead:
+    """What a request with this head is, and what is known of all that have it."""
+
+    __slots__ = ("admitted", "length", "memo", "target")
+
+    def __init__(self, target: RequestTarget, length: int, memo: dict[object, object]) -> None:
+        self.target = target
+        self.length = length  # of the body of the last one
+        self.memo = memo  # see `Exchange.memo`
+        self.admitted: AdmittedHead | None = None  # None: not settled, or asked each time
+
+
+class WholeHead(KnownHead):
+    """A head that is known by all its bytes, so that its headers are, too."""
+
+    __slots__ = ("headers",)
+
+    def __init__(self, known: KnownHead, headers: dict[bytes, bytes]) -> None:
+        super().__init__(known.target, known.length, known.memo)
+        self.admitted = known.admitted
+        self.headers = headers
 
 
 class Taken(NamedTuple):
     """A request that was not parsed."""
 
-    target: RequestTarget
+    known: KnownHead
     headers: dict[bytes, bytes]
     body: bytes
     end: int  # of the request in what was read
 
 
-class KnownHead:
-    """A whole head: what a request with it is, and what its handler knows of such requests."""
-
-    __slots__ = ("headers", "length", "memo", "target")
-
-    def __init__(self, target: RequestTarget, headers: dict[bytes, bytes], length: int) -> None:
-        self.target = target
-        self.headers = headers
-        self.length = length  # of the body
-        self.memo: dict[object, object] = {}  # see `Exchange.memo`
-
-
 class HeadLayout:
     """The header lines of a head around the values that differ."""
 
-    __slots__ = ("_first", "_holes", "_length_at", "_names", "_steady", "is_steady")
+    __slots__ = ("_first", "_first_bytes", "_holes", "_steady", "_with_length", "is_steady")
 
     def __init__(
         self, pieces: list[bytes], names: list[bytes], headers: Mapping[bytes, bytes]
     ) -> None:
         self._first = pieces[0]
-        self._names = names
-        # What follows each value, and how many bytes that is.
-        self._holes = [(piece, len(piece)) for piece in pieces[1:]]
-        self._length_at = names.index(_LENGTH) if _LENGTH in names else -1
+        self._first_bytes = len(pieces[0])
+        # The name of each value, what follows it, and how many bytes that is.
+        self._holes = [
+            (name, piece, len(piece)) for name, piece in zip(names, pieces[1:], strict=True)
+        ]
+        self._with_length = _LENGTH in names
         self._steady = {name: value for name, value in headers.items() if name not in VARYING}
         # Nothing but the length differs, so that the whole head may be remembered.
         self.is_steady = names in ([], [_LENGTH])
@@ -109,26 +124,26 @@ class HeadLayout:
         """Headers, where the body begins, and its length; None if another head begins at `at`."""
         if not data.startswith(self._first, at):
             return None
-        at += len(self._first)
-        values = []
-        for piece, size in self._holes:
+        at += self._first_bytes
+        headers, values = self._steady.copy(), []
+        for name, piece, size in self._holes:
             end = data.find(b"\r", at, at + VALUE_BYTES_MAX)
             if end < 0 or not data.startswith(piece, end):
                 return None
-            values.append(data[at:end])
+            headers[name] = value = data[at:end]
+            values.append(value)
             at = end + size
-        if self._length_at < 0:
-            digits = b"0"  # a request without a body
-        else:
-            digits = values[self._length_at]
+        if self._with_length:
+            digits = headers[_LENGTH]
             # Bytes that are digits are ASCII digits.
             if not digits.isdigit() or len(digits) > LENGTH_DIGITS_MAX:
                 return None
-        if len(values) > 1 or self._length_at < 0:
-            for value in values:
-                if _VALUE.fullmatch(value) is None:
-                    return None
-        return {**self._steady, **dict(zip(self._names, values, strict=True))}, at, int(digits)
+            length = int(digits)
+        else:
+            length = 0  # a request without a body
+        if not self.is_steady and _VALUES.fullmatch(b"\r".join(values)) is None:
+            return None
+        return headers, at, length
 
 
 class KnownHeads:
@@ -137,12 +152,13 @@ class KnownHeads:
     def __init__(self) -> None:
         self._lines: FifoMap[bytes, RequestTarget] = FifoMap(LINES_MAX)
         self._layouts: FifoMap[bytes, HeadLayout] = FifoMap(LAYOUTS_MAX)
+        self._known: FifoMap[tuple[HeadLayout, bytes], KnownHead] = FifoMap(KNOWN_HEADS_MAX)
         # By all bytes of the head: a reader looks here first.
-        self.whole: FifoMap[bytes, KnownHead] = FifoMap(WHOLE_HEADS_MAX)
+        self.whole: FifoMap[bytes, WholeHead] = FifoMap(WHOLE_HEADS_MAX)
 
     def __len__(self) -> int:
-        """How many lines, layouts and whole heads are remembered."""
-        return len(self._lines) + len(self._layouts) + len(self.whole)
+        """How many lines, layouts and heads are remembered."""
+        return len(self._lines) + len(self._layouts) + len(self._known) + len(self.whole)
 
     def take(self, data: bytes, at: int, layout: HeadLayout | None) -> Taken | None:
         """The request that is at this place of what was read, if it is whole and known.
@@ -152,7 +168,9 @@ class KnownHeads:
         line_end = data.find(b"\r", at, at + LINE_BYTES_MAX)
         if line_end < 0 or layout is None:
             return None
-        target = self._lines.get(data[at:line_end])
+        line = data[at:line_end]
+        known = self._known.get((layout, line))
+        target = self._lines.get(line) if known is None else known.target
         if target is None:
             return None
         taken = layout.take(data, line_end)
@@ -162,9 +180,14 @@ class KnownHeads:
         end = start + length
         if end > len(data):
             return None
-        if layout.is_steady and not at and start <= WHOLE_HEAD_BYTES_MAX:
-            self.whole.put(data[:start], KnownHead(target, headers, length))
-        return Taken(target, headers, data[start:end], end)
+        if known is None:
+            known = KnownHead(target, length, {})
+            self._known.put((layout, line), known)
+        elif known.length != length:
+            known.length = length
+        elif layout.is_steady and not at and start <= WHOLE_HEAD_BYTES_MAX:
+            self.whole.put(data[:start], WholeHead(known, headers))
+        return Taken(known, headers, data[start:end], end)
 
     def layout_of(self, data: bytes, at: int) -> HeadLayout | None:
         """The layout of the header lines of the request at this place, if it is known."""

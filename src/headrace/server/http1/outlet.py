@@ -6,6 +6,7 @@ have been written; a handler writes while there is room, and hears when there is
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ log = logging.getLogger("headrace.http1")
 class Http1Outlet(TransportOutlet):
     """The body of an answer that goes on."""
 
-    __slots__ = ("_begun", "_chunked", "_connection", "_held", "exchange", "sized")
+    __slots__ = ("_begun", "_chunked", "_connection", "_descriptor", "_held", "exchange", "sized")
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Http1Outlet(TransportOutlet):
         self._chunked = chunked and exchange.method != "HEAD"
         self._held = head  # until the answers before this one have gone out
         self._begun = False
+        self._descriptor = -1  # of the socket, once this answer is the next one on it
 
     def begin(self) -> None:
         """Send what was held: the connection's turn has come to this answer."""
@@ -57,6 +59,8 @@ class Http1Outlet(TransportOutlet):
             return
         if not connection.writable:
             self.no_room()
+        if self._chunked or exchange.tunnels:
+            self._descriptor = _plain_socket(transport)
         # After the handler has had time to set `on_data` and `on_closed`.
         if exchange.tunnels:
             connection.open_tunnel(exchange)
@@ -89,13 +93,25 @@ class Http1Outlet(TransportOutlet):
     def write(self, data: bytes) -> None:
         if self._closed or not data or self.exchange.method == "HEAD":
             return
-        if self._chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self.write_framed(self.framed(data))
+
+    def framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+
+    def write_framed(self, framed: bytes) -> None:
         transport = self._connection.transport
         if not self._begun:
-            self._held += data
+            self._held += framed
         elif transport is not None:
-            transport.write(data)
+            transport.write(framed)
+
+    @property
+    def descriptor(self) -> int:
+        # One that closes may have given up its descriptor, and what is unsent has to go first.
+        transport = self._connection.transport
+        if transport is None or self._closed or transport.is_closing():
+            return -1
+        return -1 if transport.get_write_buffer_size() else self._descriptor
 
     def abort(self) -> None:
         if not self._closed:
@@ -136,3 +152,11 @@ class Http1Outlet(TransportOutlet):
         except Exception:  # the connection has to go on
             log.exception("%s failed to go on", self.exchange.path)
             self.close()
+
+
+def _plain_socket(transport: asyncio.Transport | None) -> int:
+    """Return the descriptor of a connection whose bytes are those of the protocol, else -1."""
+    if transport is None or transport.get_extra_info("ssl_object") is not None:
+        return -1
+    socket = transport.get_extra_info("socket")
+    return -1 if socket is None else int(socket.fileno())

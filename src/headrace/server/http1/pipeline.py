@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
+from headrace.server.admitted_heads import AdmittedHead
 from headrace.server.app import App
 from headrace.server.http1.answer import Http1Exchange
 from headrace.server.http1.heads import KnownHeads
+from headrace.server.http1.known_requests import KnownRequests
 from headrace.server.http1.outlet import Http1Outlet
-from headrace.server.http1.reader import RequestReader
 from headrace.server.http1.states import CLOSE, HALF_CLOSED, OPEN, UPGRADING, State
 from headrace.wire.routes import is_read
 
@@ -23,8 +24,22 @@ from headrace.wire.routes import is_read
 LEFTOVER_BYTES_MAX = 64 * 1024
 
 
-class Pipeline(RequestReader):
+class Pipeline(KnownRequests):
     """The requests of a connection that have been read and not been answered."""
+
+    __slots__ = (
+        "_handing_over",
+        "_handled",
+        "_held",
+        "_leftover",
+        "_paused",
+        "_pipeline_max",
+        "_waiting_bodies",
+        "_writing",
+        "answering",
+        "outlet",
+        "writable",
+    )
 
     def __init__(self, app: App, heads: KnownHeads) -> None:
         super().__init__(app, heads)
@@ -73,6 +88,11 @@ class Pipeline(RequestReader):
         if len(self.queue) > self._pipeline_max:
             self._pause()
 
+    def _hand_over_alone(self, exchange: Http1Exchange, admitted: AdmittedHead) -> None:
+        if self.writable:
+            self._handled = 1
+            self.app.handle_admitted(exchange, admitted)
+
     def _hand_over_all(self) -> None:
         held_max = self.app.settings.stream_pending_bytes
         while self._handled < len(self.queue) and self.writable:
@@ -81,9 +101,15 @@ class Pipeline(RequestReader):
                 return
             if self._held > held_max or (self._handled and not self._may_overtake(exchange)):
                 return
+            behind = self._handled > 0
             self._handled += 1
-            if not exchange.answered:  # as one is that was refused while it arrived
+            if exchange.admitted is not None:
+                self.app.handle_admitted(exchange, exchange.admitted)
+            elif not exchange.answered:  # as one is that was refused while it arrived
                 self.app.handle(exchange)
+            if behind and is_read(exchange.route):
+                # Reads have large answers: each is counted before the next one is handed over.
+                self.app.turn.run()
 
     def _may_overtake(self, exchange: Http1Exchange) -> bool:
         """Whether a request may run beside those before it that have no answer yet.
@@ -110,6 +136,17 @@ class Pipeline(RequestReader):
         self._held -= held
         self.app.memory.used -= held
 
+    def answered_alone(self, ready: bytes) -> None:
+        """Write the answer to the only request there is, after which the connection stays."""
+        transport = self.transport
+        assert transport is not None
+        self.queue.popleft()
+        self._handled = 0
+        self._writing = len(ready)
+        transport.write(ready)
+        if self._paused:
+            self.resume()
+
     def answered(self, exchange: Http1Exchange) -> None:
         """Write an answer that is ready, and those behind it that are, in order."""
         queue, transport = self.queue, self.transport
@@ -118,14 +155,8 @@ class Pipeline(RequestReader):
                 self._hold(exchange)
             return
         if len(queue) == 1 and exchange.keep_alive and self.reading is not UPGRADING:
-            ready_bytes = exchange.ready
-            assert ready_bytes is not None
-            queue.popleft()
-            self._handled -= 1
-            self._writing = len(ready_bytes)
-            transport.write(ready_bytes)
-            if self._paused:
-                self.resume()
+            assert exchange.ready is not None
+            self.answered_alone(exchange.ready)
             return
         ready = []
         while queue and queue[0].ready is not None:
@@ -160,6 +191,11 @@ class Pipeline(RequestReader):
             first.outlet.begin()
         self._hand_over()
         self.resume()
+
+    def leave_ended(self) -> None:
+        """Close if the client has sent all it will, and the answer that is due may take long."""
+        if self.answering is HALF_CLOSED and self.queue and self.queue[0].may_take_long:
+            self.close()
 
     def streaming_ended(self, exchange: Http1Exchange) -> None:
         """Go on with the next request: the answer that went on has ended."""

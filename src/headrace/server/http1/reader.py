@@ -2,7 +2,7 @@
 
 `httptools` parses; this file owns what a parser does not know: how large a head and a body may be,
 which headers may come once only, and that a request that cannot be read any further is refused.
-A request whose head was seen before is not parsed at all (`heads.py`).
+A request whose head was seen before is not parsed at all (`known_requests.py`).
 It answers nothing: `connection.py` does.
 """
 
@@ -19,12 +19,7 @@ from headrace.core.error_frames import without_frames
 from headrace.core.errors import HeadraceError, Internal, InvalidRequest, OutOfResources
 from headrace.server.app import App, RequestTarget
 from headrace.server.http1.answer import Http1Exchange
-from headrace.server.http1.heads import (
-    ATTEMPTS_MAX,
-    WHOLE_HEAD_BYTES_MAX,
-    HeadLayout,
-    KnownHeads,
-)
+from headrace.server.http1.heads import ATTEMPTS_MAX, HeadLayout, KnownHeads
 from headrace.server.http1.states import (
     HEAD_COMPLETE,
     IDLE,
@@ -50,6 +45,34 @@ class Refused(Exception):
 
 class RequestReader(asyncio.Protocol):
     """The reading half of a connection."""
+
+    __slots__ = (
+        "_at_start",
+        "_attempts",
+        "_body",
+        "_body_bytes",
+        "_body_bytes_max",
+        "_body_follows",
+        "_budgeted",
+        "_chunk_bytes",
+        "_exchange",
+        "_head_bytes",
+        "_header_bytes_max",
+        "_headers",
+        "_heads",
+        "_layout",
+        "_modern",
+        "_muted",
+        "_nothing_follows",
+        "_parser",
+        "_refusal",
+        "_unread",
+        "_url",
+        "app",
+        "queue",
+        "reading",
+        "transport",
+    )
 
     def __init__(self, app: App, heads: KnownHeads) -> None:
         settings = app.settings
@@ -99,50 +122,6 @@ class RequestReader(asyncio.Protocol):
         raise NotImplementedError
 
     # Reading
-
-    def _take(self, data: bytes) -> None:
-        """Read requests, or parts of them, behind the end of the last one."""
-        start = data.find(b"\r\n\r\n", 0, WHOLE_HEAD_BYTES_MAX) + 4
-        known = self._heads.whole.get(data[:start])
-        if (
-            known is None
-            or len(data) - start != known.length
-            or known.length > self._body_bytes_max
-            or self._nothing_follows
-        ):
-            self._take_some(data)
-            return
-        # All of it is here, and nothing follows.
-        self._attempts = 0
-        exchange = self._new_exchange(known.target, known.headers)
-        exchange.body = data[start:]
-        exchange.received = True
-        exchange.memo = known.memo
-        self.queue.append(exchange)
-        self._hand_over()
-
-    def _take_some(self, data: bytes) -> None:
-        """Take requests whose heads are known in parts, and parse what is left."""
-        heads, at, size = self._heads, 0, len(data)
-        while at < size and self.reading is IDLE and not self._nothing_follows:
-            taken = heads.take(data, at, self._layout)
-            if taken is None:
-                layout = heads.layout_of(data, at)
-                if layout is None or layout is self._layout:
-                    break
-                self._layout = layout
-                continue
-            if len(taken.body) > self._body_bytes_max:
-                break
-            target, headers, body, at = taken
-            self._attempts = 0
-            exchange = self._new_exchange(target, headers)
-            exchange.body = body
-            exchange.received = True
-            self.queue.append(exchange)
-            self._hand_over()
-        if at < size:
-            self._feed(data[at:] if at else data)
 
     def _feed(self, data: bytes) -> None:
         while data:

@@ -164,7 +164,7 @@ class Http2Connection(asyncio.Protocol):
 
     def handle(self, exchange: Http2Exchange) -> None:
         """Hand over a request, unless the client does not take the answers that it has."""
-        if self._may_answer():
+        if self.may_answer():
             self._hand_over(exchange)
         else:
             self._held.append(exchange)
@@ -174,7 +174,8 @@ class Http2Connection(asyncio.Protocol):
             self._give_budget(exchange)
         self.app.handle(exchange)
 
-    def _may_answer(self) -> bool:
+    def may_answer(self) -> bool:
+        """Whether the client takes enough of its answers to be given more."""
         sender, bytes_max = self.sender, self._settings.response_memory_bytes_max
         # Heads are framed at once, so what the socket does not take counts too.
         pending = sender.pending_bytes if sender.writable else self.pending_bytes
@@ -216,6 +217,8 @@ class Http2Connection(asyncio.Protocol):
         transport, sender = self.transport, self.sender
         if transport is None or self.closing:
             return
+        if sender.is_at_rest and not (self._state.unsent_bytes or self._held or self.leaving):
+            return
         until_ns = self.app.clock.monotonic_ns() + TURN_NS_MAX
         more = sender.pump(until_ns)
         data = self._state.data_to_send()
@@ -234,7 +237,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _let_in(self, until_ns: int) -> bool:
         """Hand over what was held back; return whether some of it still can be."""
-        while self._held and self._may_answer():
+        while self._held and self.may_answer():
             exchange = self._held.popleft()
             if not exchange.gone:
                 self._hand_over(exchange)
@@ -277,13 +280,17 @@ class Http2Connection(asyncio.Protocol):
         if self.streams.pop(exchange.stream_id, None) is None:
             return
         exchange.gone = True
-        if exchange.streamed and exchange.arrived:
-            held = sum(map(len, exchange.arrived)) - exchange.lent_bytes
-            self._state.acknowledge(exchange.stream_id, of_stream=0, of_connection=held)
-        exchange.lent_bytes = 0
-        exchange.arrived.clear()
-        self._give_budget(exchange)
-        self.sender.forget(exchange)
+        if exchange.arrived:
+            if exchange.streamed:
+                held = sum(map(len, exchange.arrived)) - exchange.lent_bytes
+                self._state.acknowledge(exchange.stream_id, of_stream=0, of_connection=held)
+            exchange.arrived.clear()
+        if exchange.budgeted:  # its handler has not got it, or not all of it
+            exchange.lent_bytes = 0
+            exchange.body = b""
+            self._give_budget(exchange)
+        if exchange.pending_bytes:
+            self.sender.forget(exchange)
         self._state.forget(exchange.stream_id)
         if not self.streams:
             self._timeouts.idle_ms = self.now_ms

@@ -2,25 +2,29 @@
 
 Only this file reaches into `h2`.  Frames, states and windows stay with the library.  Replaced:
 request heads (a malformed one ends its stream, where `h2` ends the connection, and is read once),
-response heads, and data both ways (as bytes, without an object for each frame), and the count of
-open streams (`h2` walks all of them for every request).  It does no input or output and calls no
-handler.
+response heads, and data both ways (as bytes, without an object for each frame), the count of open
+streams (`h2` walks all of them for every request), and how a stream begins and ends whose request
+or answer is whole: it is put into the state in which `h2` would have left it.  It does no input or
+output and calls no handler.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from h2.config import H2Configuration
-from h2.connection import AllowedStreamIDs, ConnectionInputs, ConnectionState, H2Connection
+from h2.connection import ConnectionInputs, ConnectionState, H2Connection
 from h2.events import Event
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
-from h2.stream import StreamInputs, StreamState
+from h2.stream import H2Stream, H2StreamStateMachine, StreamClosedBy, StreamInputs, StreamState
+from h2.windows import WindowManager
 from hyperframe.frame import WindowUpdateFrame
 
-from headrace.server.http2.headers import Head, HeadReader, HeadWriter, Malformed
+from headrace.core.lru import FifoMap
+from headrace.server.http2.headers import Head, HeadReader, Malformed
 from headrace.server.http2.limits import (
     CLOSED_STREAMS_KEPT,
     CONNECTION_WINDOW_BYTES,
@@ -35,6 +39,7 @@ from headrace.server.http2.limits import (
     PRIORITY_FLAG,
     STREAM_WINDOW_BYTES,
 )
+from headrace.server.http2.response_heads import HeadWriter
 
 if TYPE_CHECKING:
     from hyperframe.frame import Frame, HeadersFrame
@@ -42,11 +47,15 @@ if TYPE_CHECKING:
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEAD_BYTES: Final = 9
 
-_CONNECTION_WINDOW_BYTES_DEFAULT = 65_535
+# Of the connection and of each stream, until the client or we say otherwise.
+_WINDOW_BYTES_DEFAULT: Final = 65_535
 # A HEADERS frame that is neither padded nor has a priority, and is the whole block.
-_HEADERS_FORM: Final = END_HEADERS | PADDED | PRIORITY_FLAG
-_stream_id: Final = Struct(">L").unpack_from
-_frame_head: Final = Struct(">HBBBL").pack
+HEADERS_FORM: Final = END_HEADERS | PADDED | PRIORITY_FLAG
+# The head of a frame: its length in two parts, its kind, its flags, and its stream.
+_FRAME_HEAD: Final = Struct(">HBBBL")
+frame_head_at: Final = _FRAME_HEAD.unpack_from
+_frame_head: Final = _FRAME_HEAD.pack
+_stream_id_at: Final = Struct(">L").unpack_from
 
 
 class HeadReceived(Event):
@@ -58,6 +67,47 @@ class HeadReceived(Event):
         self.stream_id = stream_id
         self.head = head
         self.ended = ended
+
+
+class _StreamState(H2StreamStateMachine):
+    """The state of a stream from the head of its request on."""
+
+    # What `h2` has noted by then.  Most streams change none of it.
+    client = False
+    headers_received = True
+    headers_sent: bool | None = None
+    trailers_received: bool | None = None
+    trailers_sent: bool | None = None
+    stream_closed_by: StreamClosedBy | None = None
+
+    def __init__(self, stream_id: int, state: StreamState) -> None:
+        # Not the base's: this is done for each request.
+        self.stream_id = stream_id
+        self.state = state
+
+
+class _Stream(H2Stream):
+    """A stream from the head of its request on."""
+
+    _actual_content_length = 0
+    _authority: bytes | None = None
+    _expected_content_length: int | None = None
+    max_outbound_frame_size: int | None = None
+    request_method: bytes | None = None
+
+    def __init__(
+        self, stream_id: int, config: H2Configuration, state: StreamState, window: int
+    ) -> None:
+        # Not the base's, as above.
+        self.stream_id = stream_id
+        self.config = config
+        self.state_machine = _StreamState(stream_id, state)
+        self.outbound_flow_control_window = window
+
+    @cached_property
+    def _inbound_window_manager(self) -> WindowManager:  # type: ignore[override]
+        """What the client may send on the stream; not needed for a request that comes whole."""
+        return WindowManager(STREAM_WINDOW_BYTES)
 
 
 class Http2State(H2Connection):
@@ -91,27 +141,20 @@ class Http2State(H2Connection):
         self.decoder = self.reader
         self.writer = HeadWriter()
         self.encoder = self.writer
+        self._closed_streams: FifoMap[int, StreamClosedBy | None] = FifoMap(CLOSED_STREAMS_KEPT)
+        self._first_window = _WINDOW_BYTES_DEFAULT  # of a new stream, for what we send
         self.initiate_connection()
-        self.increment_flow_control_window(
-            CONNECTION_WINDOW_BYTES - _CONNECTION_WINDOW_BYTES_DEFAULT
-        )
+        self.increment_flow_control_window(CONNECTION_WINDOW_BYTES - _WINDOW_BYTES_DEFAULT)
 
     # Receiving
 
     def receive(self, kind: int, flags: int, frame: bytes) -> list[Event]:
         """Take one frame, not inside a header block; return what it means.
 
-        The two kinds that every request is made of take a shorter way, in the forms in which they
-        usually come.
+        Data takes a shorter way, in the form in which it usually comes.
         """
-        if kind == HEADERS and flags & _HEADERS_FORM == END_HEADERS:
-            stream_id = _stream_id(frame, 5)[0]
-            if stream_id > self.highest_inbound_stream_id and stream_id & 0x80000001 == 1:
-                return self._take_head(
-                    stream_id, frame[FRAME_HEAD_BYTES:], bool(flags & END_STREAM)
-                )
-        elif kind == DATA and not flags & PADDED:
-            stream = self.streams.get(_stream_id(frame, 5)[0])
+        if kind == DATA and not flags & PADDED:
+            stream = self.streams.get(_stream_id_at(frame, 5)[0])
             if stream is not None and stream.state_machine.state is StreamState.OPEN:
                 length = len(frame) - FRAME_HEAD_BYTES
                 self._inbound_flow_control_window_manager.window_consumed(length)
@@ -137,24 +180,41 @@ class Http2State(H2Connection):
             head = self.reader.read(block)
         except Malformed:
             head = None
-        self.state_machine.process_input(ConnectionInputs.RECV_HEADERS)
-        stream = self._begin_new_stream(stream_id, AllowedStreamIDs.ODD)
-        stream.state_machine.process_input(StreamInputs.RECV_HEADERS)
-        if ended:
-            stream.state_machine.process_input(StreamInputs.RECV_END_STREAM)
+        self.open_stream(stream_id, ended=ended)
         return [HeadReceived(stream_id, head, ended)]
+
+    def open_stream(self, stream_id: int, *, ended: bool) -> None:
+        """Open a stream whose number is right: the head of its request has come, or all of it."""
+        if self.state_machine.state is not ConnectionState.SERVER_OPEN:
+            self.state_machine.process_input(ConnectionInputs.RECV_HEADERS)
+        state = StreamState.HALF_CLOSED_REMOTE if ended else StreamState.OPEN
+        self.streams[stream_id] = _Stream(stream_id, self.config, state, self._first_window)
+        self.highest_inbound_stream_id = stream_id
+
+    def _flow_control_change_from_settings(self, old_value: int | None, new_value: int) -> None:
+        super()._flow_control_change_from_settings(old_value, new_value)
+        self._first_window = new_value
+
+    def took(self, size: int) -> None:
+        """Let the client send as much again: requests that came whole had as many bytes of data."""
+        windows = self._inbound_flow_control_window_manager
+        windows.window_consumed(size)
+        self._open_connection_window(windows.process_bytes(size))
+
+    def _open_connection_window(self, increment: int | None) -> None:
+        if increment:
+            update = WindowUpdateFrame(0)
+            update.window_increment = increment
+            self._prepare_for_sending([update])
 
     def acknowledge(self, stream_id: int, *, of_stream: int, of_connection: int) -> None:
         """Give back this much of the windows of a stream and of the connection."""
         if of_stream == of_connection:
             self.acknowledge_received_data(of_stream, stream_id)
             return
-        windows = self._inbound_flow_control_window_manager
-        increment = windows.process_bytes(of_connection) if of_connection else None
-        if increment:
-            update = WindowUpdateFrame(0)
-            update.window_increment = increment
-            self._prepare_for_sending([update])
+        if of_connection:
+            windows = self._inbound_flow_control_window_manager
+            self._open_connection_window(windows.process_bytes(of_connection))
         stream = self.streams.get(stream_id)
         if of_stream and stream is not None and stream.open:
             self._prepare_for_sending(stream.acknowledge_received_data(of_stream))
@@ -163,7 +223,7 @@ class Http2State(H2Connection):
         """Remember of a stream only how it was closed."""
         stream = self.streams.pop(stream_id, None)
         if stream is not None:
-            self._closed_streams[stream_id] = stream.closed_by
+            self._closed_streams.put(stream_id, stream.closed_by)
 
     # Sending
 
@@ -174,6 +234,33 @@ class Http2State(H2Connection):
         if end:
             machine.process_input(StreamInputs.SEND_END_STREAM)
         self._put_block(stream_id, self.writer.prefix() + block, END_STREAM if end else 0)
+
+    def send_whole(self, stream_id: int, block: bytes, body: bytes) -> bool:
+        """Send all of an answer that has a body, if the windows let all of it go in one frame.
+
+        The request must have ended; so does the stream then.
+        """
+        stream, length = self.streams[stream_id], len(body)
+        machine, most = stream.state_machine, self.max_outbound_frame_size
+        if machine.state is not StreamState.HALF_CLOSED_REMOTE or machine.headers_sent:
+            return False
+        window = self.outbound_flow_control_window
+        if length > window or length > stream.outbound_flow_control_window or length > most:
+            return False
+        if self.writer.shrunk:
+            block = self.writer.prefix() + block
+        size = len(block)
+        if size > most:
+            self._put_block(stream_id, block, 0)
+            self._put(DATA, END_STREAM, stream_id, body)
+        else:
+            head = _frame_head(size >> 8, size & 0xFF, HEADERS, END_HEADERS, stream_id)
+            data = _frame_head(length >> 8, length & 0xFF, DATA, END_STREAM, stream_id)
+            self._data_to_send += b"%b%b%b%b" % (head, block, data, body)
+        self.outbound_flow_control_window = window - length
+        del self.streams[stream_id]
+        self._closed_streams.put(stream_id, StreamClosedBy.SEND_END_STREAM)
+        return True
 
     def send_interim(self, stream_id: int, block: bytes) -> None:
         """Send a 1xx head, of `encode_head`."""

@@ -1,32 +1,36 @@
-"""Header blocks of HTTP/2: reading request heads, writing response heads.
+"""Header blocks of HTTP/2: reading request heads.
 
-Only this file knows HPACK and what makes a request head well-formed (RFC 9113 §8.2, §8.3).  The
-reader takes the table of the `hpack` package and does the loop itself: it copies nothing twice, and
-a head that came before in the same form is not read again.  The writer uses no dynamic table, so
-that an encoding holds for every connection.  Neither knows streams.
+Only this file reads HPACK, and knows what makes a request head well-formed (RFC 9113 §8.2, §8.3).
+It takes the table of the `hpack` package and does the loop itself: it copies nothing twice, and a
+head that came before in the same bytes is not read again.  One that differs from another only in
+values that differ from request to request (lengths, keys, trace ids) is not checked again but for
+these values.  It knows no streams.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 
 from h2.errors import ErrorCodes
 from h2.exceptions import DenialOfServiceError, ProtocolError
 from hpack.exceptions import HPACKError
-from hpack.hpack import Decoder, Encoder
+from hpack.hpack import Decoder
 from hpack.huffman_table import decode_huffman
 from hpack.struct import HeaderTuple
 from hpack.table import HeaderTable
 
+from headrace.core.lru import FifoMap
+from headrace.server.http1.heads import VARYING
 from headrace.server.http2.limits import (
-    CACHED_BLOCKS_MAX,
     CACHED_HEAD_BYTES_MAX,
     CACHED_HEADS_MAX,
-    CACHED_NAMES_MAX,
 )
-from headrace.wire.exchange import Header, Headers
+from headrace.wire.exchange import Header
+
+if TYPE_CHECKING:
+    from headrace.wire.routes import Route
 
 # What RFC 9113 §6.5.2 adds to each field when the size of a list is counted.
 FIELD_OVERHEAD: Final = 32
@@ -36,6 +40,7 @@ _PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path", b":
 CONNECTION_SPECIFIC: Final = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
+_LENGTH: Final = b"content-length"
 _SINGLE: Final = frozenset({b"host", b"content-length", b"content-type", b"authorization"})
 # RFC 8441 has no key, because nothing between the two sides can mistake a stream for HTTP/1.1.
 _NO_KEY: Final = b"AAAAAAAAAAAAAAAAAAAAAA=="
@@ -55,16 +60,51 @@ class Malformed(Exception):
     """A request that breaks the rules of RFC 9113 §8; the stream is reset."""
 
 
-class Head(NamedTuple):
-    """A request head that is well-formed."""
+class Head:
+    """A request head that is well-formed; requests that look alike share one."""
 
-    method: str
-    path: str
-    query: str
-    headers: dict[bytes, bytes]
-    length: int | None  # of content-length
-    upgrade: bytes  # of an extended CONNECT: the protocol
-    bytes: int  # as RFC 9113 §6.5.2 counts them
+    __slots__ = (
+        "bytes", "headers", "is_plain", "length", "memo", "method", "params", "path", "query",
+        "route", "upgrade",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        method: str,
+        target: str,
+        headers: dict[bytes, bytes],
+        length: int | None,
+        upgrade: bytes,
+        size: int,
+    ) -> None:
+        self.method = method
+        self.path, _, self.query = target.partition("?")
+        self.headers = headers
+        self.length = length  # of content-length
+        self.upgrade = upgrade  # of an extended CONNECT: the protocol
+        self.bytes = size  # as RFC 9113 §6.5.2 counts them
+        # What is found out about it once, and kept as long as the head is:
+        self.route: Route | None = None
+        self.params: Sequence[str] = ()
+        self.is_plain = False  # a request with it is handed over whole, and nothing else is done
+        self.memo: dict[object, object] | None = {}  # see `Exchange.memo`
+
+    def like(self, fields: list[Header], size: int) -> Head:
+        """The head that these fields are, which has the form of this one, or `Malformed`."""
+        head = Head.__new__(Head)  # a copy, made for each request
+        head.method, head.path, head.query = self.method, self.path, self.query
+        head.route, head.params, head.is_plain = self.route, self.params, self.is_plain
+        head.upgrade, head.memo, head.bytes = self.upgrade, self.memo, size
+        head.headers = headers = self.headers.copy()
+        for name, value in fields:
+            if name in VARYING:
+                if _bad_in_value(value):
+                    raise Malformed(f"a character in {name!r} that may not be there")
+                headers[name] = value
+                if name != _LENGTH:
+                    head.memo = None  # handlers may have looked at it
+        head.length = _length_of(headers)
+        return head
 
 
 class HeadReader(Decoder):
@@ -73,24 +113,41 @@ class HeadReader(Decoder):
     def __init__(self, list_bytes_max: int) -> None:
         super().__init__(list_bytes_max)
         # By compressed form; valid while the dynamic table stays as it is.
-        self._known: dict[bytes, Head | Malformed] = {}
+        self._known: FifoMap[bytes, Head | Malformed] = FifoMap(CACHED_HEADS_MAX)
+        # By all fields, without the values that vary.
+        self._forms: FifoMap[tuple[bytes | Header, ...], Head] = FifoMap(CACHED_HEADS_MAX)
 
     def read(self, block: bytes) -> Head:
         """The head that a block holds, or `Malformed`; `ProtocolError` ends the connection."""
         known = self._known.get(block)
         if known is None:
             fields, size, changed = self._fields(block)
+            is_small = max(len(block), size) <= CACHED_HEAD_BYTES_MAX
             try:
-                known = _read_head(fields, size)
+                known = self._read_fields(fields, size, is_small)
             except Malformed as error:
                 known = error.with_traceback(None)
-            if changed or len(self._known) >= CACHED_HEADS_MAX:
+            if changed:
                 self._known.clear()
-            if not changed and max(len(block), size) <= CACHED_HEAD_BYTES_MAX:
-                self._known[block] = known
+            elif is_small:
+                self._known.put(block, known)
+                if isinstance(known, Head) and known.memo is None:
+                    known.memo = {}  # for requests with exactly these values
         if isinstance(known, Malformed):
             raise Malformed(*known.args)
         return known
+
+    def _read_fields(self, fields: list[Header], size: int, is_small: bool) -> Head:
+        """The head that these fields are, by the form of those before it if it is known."""
+        form = tuple([field[0] if field[0] in VARYING else field for field in fields])
+        known = self._forms.get(form)
+        if known is not None:
+            return known.like(fields, size)
+        head = _read_head(fields, size)
+        varying = [part for part in form if isinstance(part, bytes)]
+        if is_small and len(set(varying)) == len(varying):
+            self._forms.put(form, head)
+        return head
 
     def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
         """What `h2` calls for trailers: the fields, unchecked."""
@@ -101,7 +158,8 @@ class HeadReader(Decoder):
 
     def _fields(self, block: bytes) -> tuple[list[Header], int, bool]:
         """Name and value of each field, the size of the list, whether the table changed."""
-        table = self.header_table
+        table, static = self.header_table, HeaderTable.STATIC_TABLE
+        static_count = len(static)
         fields: list[Header] = []
         size = 0
         changed = False
@@ -110,8 +168,13 @@ class HeadReader(Decoder):
             while at < end:
                 first = block[at]
                 if first & 0x80:
-                    index, at = _integer(block, at, 0x7F)
-                    name, value = table.get_by_index(index)
+                    index = first & 0x7F
+                    if 0 < index <= static_count:
+                        at += 1
+                        name, value = static[index - 1]
+                    else:
+                        index, at = _integer(block, at, 0x7F)
+                        name, value = table.get_by_index(index)
                 elif first & 0xE0 == 0x20:
                     changed = True
                     at = self._resize(block, at, bool(fields))
@@ -206,15 +269,12 @@ def _head_of(pseudo: dict[bytes, bytes], headers: dict[bytes, bytes], size: int)
     authority = pseudo.get(b":authority", headers.get(b"host", b""))
     if not authority or headers.setdefault(b"host", authority) != authority:
         raise Malformed("no :authority, or another one than Host")
-    length_text = headers.get(b"content-length")
-    if length_text is not None and not (length_text.isdigit() and len(length_text) <= 18):
-        raise Malformed("content-length is not a number")
-    length = None if length_text is None else int(length_text)
+    length = _length_of(headers)
     upgrade = pseudo.get(b":protocol", b"").lower()
     if method == b"CONNECT" and not upgrade:
         if b":scheme" in pseudo or b":path" in pseudo:
             raise Malformed("CONNECT with a path")
-        return Head("CONNECT", "", "", headers, length, b"", size)
+        return Head("CONNECT", "", headers, length, b"", size)
     if upgrade:
         if method != b"CONNECT":
             raise Malformed(":protocol without CONNECT")
@@ -226,106 +286,13 @@ def _head_of(pseudo: dict[bytes, bytes], headers: dict[bytes, bytes], size: int)
     target = pseudo.get(b":path", b"")
     if not pseudo.get(b":scheme") or not (_is_path(target) or target == b"*"):
         raise Malformed("no :scheme, or a :path that is none")
-    path, _, query = target.decode("ascii").partition("?")
-    return Head(method.decode("ascii"), path, query, headers, length, upgrade, size)
+    return Head(method.decode("ascii"), target.decode("ascii"), headers, length, upgrade, size)
 
 
-# Writing
-
-
-class HeadWriter(Encoder):
-    """The encoder of one connection: it only has to say that it keeps no table."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._shrunk = False
-
-    @property
-    def header_table_size(self) -> int:
-        return 0
-
-    @header_table_size.setter
-    def header_table_size(self, value: int) -> None:
-        # A client that changed the bound waits for a size update; 0 is within any bound.
-        self._shrunk = True
-
-    def prefix(self) -> bytes:
-        """What has to come first in the next block."""
-        if not self._shrunk:
-            return b""
-        self._shrunk = False
-        return b"\x20"
-
-
-_LENGTHS: Final = [bytes([length]) for length in range(127)]
-_STATUSES: Final = {
-    int(value): bytes([0x80 | index])
-    for index, (name, value) in enumerate(HeaderTable.STATIC_TABLE, 1)
-    if name == b":status"
-}
-_STATUS_NAME: Final = b"\x08"  # literal, without indexing, named by the static table
-_names: dict[bytes, bytes] = {}
-_blocks: dict[tuple[int, bytes], bytes] = {}
-
-
-def encode_head(status: int, headers: Headers) -> bytes:
-    """A response head, of status and headers.
-
-    >>> encode_head(200, [(b"content-type", b"a/b")])
-    b'\\x88\\x0f\\x10\\x03a/b'
-    """
-    start = _STATUSES.get(status) or _STATUS_NAME + _string(b"%d" % status)
-    return start + _encode_fields(headers)
-
-
-def encode_whole(status: int, content_type: bytes, length: int, headers: Headers) -> bytes:
-    """The head of an answer whose length is known."""
-    start = _blocks.get((status, content_type))
-    if start is None:
-        named = [(b"content-type", content_type)] if content_type else []
-        start = encode_head(status, named) + _encode_name(b"content-length")
-        if len(_blocks) < CACHED_BLOCKS_MAX:
-            _blocks[status, content_type] = start
-    start += _string(b"%d" % length)
-    return start + _encode_fields(headers) if headers else start
-
-
-def _encode_fields(headers: Headers) -> bytes:
-    parts = []
-    for name, value in headers:
-        if name not in CONNECTION_SPECIFIC:
-            parts.append(_names.get(name) or _encode_name(name))
-            parts.append(_string(value))
-    return b"".join(parts)
-
-
-def _encode_name(name: bytes) -> bytes:
-    known = HeaderTable.STATIC_TABLE_MAPPING.get(name)
-    encoded = _number(known[0], 0x0F) if known is not None else b"\x00" + _string(name)
-    if len(_names) < CACHED_NAMES_MAX:
-        _names[name] = encoded
-    return encoded
-
-
-def _string(text: bytes) -> bytes:
-    # A line break would be another header once a proxy speaks HTTP/1.1.
-    assert b"\n" not in text, text
-    assert b"\r" not in text, text
-    return (_LENGTHS[len(text)] if len(text) < 127 else _number(len(text), 0x7F)) + text
-
-
-def _number(value: int, mask: int) -> bytes:
-    """The opposite of `_integer`, with a prefix of zeros.
-
-    >>> _integer(_number(1337, 0x0F), 0, 0x0F)
-    (1337, 3)
-    """
-    if value < mask:
-        return bytes([value])
-    out = bytearray([mask])
-    value -= mask
-    while value >= 0x80:
-        out.append(0x80 | value & 0x7F)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+def _length_of(headers: dict[bytes, bytes]) -> int | None:
+    text = headers.get(_LENGTH)
+    if text is None:
+        return None
+    if not (text.isdigit() and len(text) <= 18):
+        raise Malformed("content-length is not a number")
+    return int(text)

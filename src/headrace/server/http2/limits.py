@@ -40,7 +40,7 @@ OVERSIZE_COST: Final = 32
 # Closed streams whose end is remembered, to tell late frames from wrong ones.
 CLOSED_STREAMS_KEPT: Final = 1_024
 # Request heads remembered by their compressed form, and the largest of them.
-CACHED_HEADS_MAX: Final = 64
+CACHED_HEADS_MAX: Final = 128
 CACHED_HEAD_BYTES_MAX: Final = 2 * KIB
 # Names of response headers whose encoding is remembered, and whole response heads.
 CACHED_NAMES_MAX: Final = 256
@@ -110,6 +110,9 @@ class FrameCounter:
     def __init__(self, streams_max: int, header_bytes_max: int, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self._settled = False  # the first SETTINGS has come
+        # Nothing is counted of whole header blocks and of data: the first SETTINGS has come, and no
+        # block is arriving in parts.
+        self.at_rest = False
         self._block_bytes = 0  # of the header block that is arriving
         self._block_bytes_max = OVERSIZE_FACTOR * header_bytes_max
         self._continuations = _NO_BLOCK  # of that block
@@ -146,6 +149,7 @@ class FrameCounter:
             return kind == PRIORITY
         if not self._settled:
             raise ProtocolError("the first frame is not SETTINGS")
+        self.at_rest = self._continuations == _NO_BLOCK
         return True
 
     def _count_block(self, kind: int, flags: int, length: int) -> None:

@@ -20,6 +20,7 @@ class Http2Outlet(TransportOutlet):
     """The body of an answer that goes on."""
 
     __slots__ = ("_connection", "_exchange", "_full")
+    writes_later = True
 
     def __init__(self, exchange: Http2Exchange, connection: Http2Connection) -> None:
         super().__init__()

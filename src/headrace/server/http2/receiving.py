@@ -23,13 +23,20 @@ from h2.exceptions import FrameTooLargeError
 from headrace.core.errors import OutOfResources
 from headrace.server.http2.connection_state import (
     FRAME_HEAD_BYTES,
+    HEADERS_FORM,
     PREFACE,
     HeadReceived,
     Http2State,
+    frame_head_at,
 )
+from headrace.server.http2.headers import Head, Malformed
 from headrace.server.http2.limits import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
     FRAME_BYTES_MAX,
     GOAWAY,
+    HEADERS,
     OVERSIZE_COST,
     FrameCounter,
 )
@@ -56,6 +63,7 @@ class Receiver:
         self._counter = FrameCounter(
             settings.http2_streams_max, settings.header_bytes_max, app.now_ms
         )
+        self._streams_max = settings.http2_streams_max
         self._inbox = b""  # what has been received and not been worked on
         self._begun = False  # the preface has come
 
@@ -84,28 +92,83 @@ class Receiver:
             state.receive_data(data[: len(PREFACE)])
             self._begun = True
             at = len(PREFACE)
-        start, size = at, len(data)
+        start, size, passed = at, len(data), 0
         done = True
         while size - at >= FRAME_HEAD_BYTES:
-            length = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
+            high, low, kind, flags, stream_id = frame_head_at(data, at)
+            length = high << 8 | low
             if length > FRAME_BYTES_MAX:
                 raise FrameTooLargeError(f"a frame of {length} bytes")
             end = at + FRAME_HEAD_BYTES + length
             if end > size:
                 break
-            if at > start and clock() > until_ns:
+            now_ns = clock()
+            if at > start and now_ns > until_ns:
                 done = False
                 break
-            if counter.accepts(data[at + 3], data[at + 4], length):
-                for event in self._events(data[at + 3], data[at + 4], data[at:end]):
+            after = 0
+            if kind == HEADERS and flags & HEADERS_FORM == END_HEADERS and counter.at_rest:
+                block = data[at + FRAME_HEAD_BYTES : end]
+                after = self._take_head(stream_id, block, data, end, flags, now_ns)
+            if after:
+                passed += max(0, after - end - FRAME_HEAD_BYTES)
+            elif counter.accepts(kind, flags, length):
+                for event in self._events(kind, flags, data[at:end]):
                     self._react(event)
-            at = end
+            at = after or end
             if self._connection.closing:
                 return True
+        if passed:
+            state.took(passed)
         self._inbox = data[at:] if at < size else b""
         partial = done and (size > at or counter.in_block)
         self._timeouts.note_partial(partial, fresh=at > start and not counter.in_block)
         return done
+
+    def _take_head(
+        self, stream_id: int, block: bytes, data: bytes, end: int, flags: int, now_ns: int
+    ) -> int:
+        """Begin the request whose head is `block`, of a frame that ends at `end`.
+
+        A request that is plain and all there is handed over at once, with its body.  Returns where
+        what was taken ends; 0: it is no head of a new request.
+        """
+        connection, state = self._connection, self._state
+        if stream_id <= state.highest_inbound_stream_id or stream_id & 0x80000001 != 1:
+            return 0
+        head: Head | None
+        try:
+            head = state.reader.read(block)
+        except Malformed:
+            head = None
+        ended = bool(flags & END_STREAM)
+        if head is not None and head.is_plain and self._may_begin():
+            body = b"" if ended else _body_at(data, end, stream_id)
+            if body is not None and self._is_right(head, len(body)) and connection.may_answer():
+                state.open_stream(stream_id, ended=True)
+                exchange = Http2Exchange(connection, stream_id, head, now_ns)
+                exchange.received = True
+                exchange.body = body
+                connection.streams[stream_id] = exchange
+                connection.app.handle(exchange)
+                return end if ended else end + FRAME_HEAD_BYTES + len(body)
+        state.open_stream(stream_id, ended=ended)
+        self._begin(HeadReceived(stream_id, head, ended))
+        return end
+
+    def _is_right(self, head: Head, size: int) -> bool:
+        """Whether nothing of a request with this head and `size` bytes of body is to be refused."""
+        settings = self._settings
+        return (
+            (head.length is None or head.length == size)
+            and size <= settings.body_bytes_max
+            and head.bytes <= settings.header_bytes_max
+        )
+
+    def _may_begin(self) -> bool:
+        """Whether one more stream may begin."""
+        connection = self._connection
+        return not connection.leaving and len(connection.streams) < self._streams_max
 
     def _events(self, kind: int, flags: int, frame: bytes) -> list[Event]:
         if self._counter.in_block:
@@ -150,18 +213,20 @@ class Receiver:
         if head is None:
             self._reset(stream_id, ErrorCodes.PROTOCOL_ERROR, "malformed requests")
             return
-        if connection.leaving or len(connection.streams) >= settings.http2_streams_max:
+        if not self._may_begin():
             self._reset(stream_id, ErrorCodes.REFUSED_STREAM, "refused streams")
             return
-        exchange = Http2Exchange(connection, stream_id, head)
+        exchange = Http2Exchange(connection, stream_id, head, self._clock())
         connection.streams[stream_id] = exchange
         exchange.received = event.ended
         if head.bytes > settings.header_bytes_max:
             exchange.refuse(headers_too_large(settings.header_bytes_max))
             self._counter.fault("oversized heads", OVERSIZE_COST)
             return
-        connection.app.find_route(exchange)
+        if exchange.route is None:
+            head.route, head.params = connection.app.find_route(exchange), exchange.params
         exchange.streamed = takes_stream(exchange) or bool(head.upgrade)
+        head.is_plain = _is_plain(exchange)
         if not event.ended:
             if not exchange.streamed and not exchange.may_send(settings.body_bytes_max):
                 return
@@ -252,3 +317,24 @@ class Receiver:
         self._state.reset_stream(stream_id, code)
         self._state.forget(stream_id)
         self._counter.fault(what)
+
+
+def _body_at(data: bytes, at: int, stream_id: int) -> bytes | None:
+    """The body that is a frame of its own at this place, with nothing behind it on its stream."""
+    start = at + FRAME_HEAD_BYTES
+    if start > len(data):
+        return None
+    high, low, kind, flags, other_id = frame_head_at(data, at)
+    length = high << 8 | low
+    if kind != DATA or flags != END_STREAM or other_id != stream_id:
+        return None
+    end = start + length
+    return data[start:end] if end <= len(data) and length <= FRAME_BYTES_MAX else None
+
+
+def _is_plain(exchange: Http2Exchange) -> bool:
+    """Whether nothing is done with a request like this one but to hand it over when it is whole."""
+    route = exchange.route
+    if route is None or route.handling is not None or exchange.streamed:
+        return False
+    return b"expect" not in exchange.headers

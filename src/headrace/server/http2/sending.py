@@ -45,12 +45,23 @@ class Sender:
         """Whether no stream may add to what waits for the client."""
         return not self.writable or self._outlet_bytes >= CONNECTION_PENDING_BYTES_MAX
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether there is nothing to frame, and nobody waits for room."""
+        return not self._ready and not self.waiting
+
     # What streams call
 
     def begin_answer(self, exchange: Http2Exchange, block: bytes, body: bytes) -> None:
         """Send a head and a body after it."""
-        connection = self._connection
-        self._state.send_head(exchange.stream_id, block, end=not body)
+        connection, state = self._connection, self._state
+        # One that waits must not be passed by all that come after it.
+        at_once = not self._ready and self.writable and state.unsent_bytes < BATCH_BYTES_MAX
+        if at_once and body and state.send_whole(exchange.stream_id, block, body):
+            connection.forget(exchange)
+            connection.ask_flush()
+            return
+        state.send_head(exchange.stream_id, block, end=not body)
         exchange.moved_ms = connection.now_ms
         if not body:
             connection.sent_all(exchange)
@@ -88,7 +99,7 @@ class Sender:
     def forget(self, exchange: Http2Exchange) -> None:
         """Drop what a stream still has to send."""
         self._count(exchange, -exchange.pending_bytes)
-        exchange.pending.clear()
+        exchange.pending = None
 
     # The turn
 
@@ -99,6 +110,8 @@ class Sender:
             self._ready.append(exchange)
 
     def _pend(self, exchange: Http2Exchange, data: bytes) -> None:
+        if exchange.pending is None:
+            exchange.pending = deque()
         exchange.pending.append(data)
         exchange.pending_bytes += len(data)
         self.pending_bytes += len(data)
@@ -132,6 +145,7 @@ class Sender:
 
     def _send_piece(self, exchange: Http2Exchange, sendable: int) -> None:
         pending = exchange.pending
+        assert pending is not None
         piece = pending.popleft()
         if len(piece) > sendable:
             view = memoryview(piece)

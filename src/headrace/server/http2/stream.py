@@ -11,8 +11,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from headrace.core.errors import HeadraceError
-from headrace.server.http2.headers import Head, encode_head, encode_whole
+from headrace.server.http2.headers import Head
 from headrace.server.http2.outlet import Http2Outlet
+from headrace.server.http2.response_heads import encode_head, encode_whole
 from headrace.server.refusals import body_too_large
 from headrace.server.transport_exchange import (
     BODILESS,
@@ -31,52 +32,42 @@ CONTINUE: Final = encode_head(100, ())
 class Http2Exchange(TransportExchange):
     """One stream of a connection."""
 
-    __slots__ = (
-        "_connection",
-        "_status",
-        "arrived_bytes",
-        "budgeted",
-        "expected_bytes",
-        "finishing",
-        "gone",
-        "lent_bytes",
-        "moved_ms",
-        "outlet",
-        "pending",
-        "pending_bytes",
-        "queued",
-        "sized",
-        "stream_id",
-        "upgrade_to",
-    )
     _connection: Http2Connection
-    _framed = False  # its head has gone to the connection
 
-    def __init__(self, connection: Http2Connection, stream_id: int, head: Head) -> None:
-        app = connection.app
+    # Most requests never set these.
+    arrived_bytes = 0
+    # Of the pieces that wait for their handler: bytes whose part of the connection's window was
+    # given back already, so that other streams go on; they count as `budgeted`.
+    lent_bytes = 0
+    budgeted = 0  # bytes taken of the budget that all arriving bodies share
+    outlet: Http2Outlet | None = None
+    pending: deque[bytes | memoryview] | None = None  # of the answer, not framed yet
+    pending_bytes = 0
+    sized = False  # the answer's length is known, although it is not there as a whole
+    finishing = False  # the stream ends after what is pending
+    queued = False  # waits for its turn to send
+    gone = False  # nothing can be sent any more
+    _framed = False  # its head has gone to the connection
+    _status = 0
+
+    def __init__(
+        self, connection: Http2Connection, stream_id: int, head: Head, started_ns: int
+    ) -> None:
+        # Not the base's: this is done for each request.
         self._connection = connection
         self.stream_id = stream_id
+        self.method = head.method
+        self.path = head.path
+        self.query = head.query
+        self.headers = head.headers
+        self.route = head.route
+        self.params = head.params
+        self.memo = head.memo
         self.upgrade_to = head.upgrade
         self.expected_bytes = None if head.upgrade else head.length
+        self.started_ns = started_ns
         self.arrived = deque()
-        self.arrived_bytes = 0
-        # Of the pieces that wait for their handler: bytes whose part of the connection's window
-        # was given back already, so that other streams go on; they count as `budgeted`.
-        self.lent_bytes = 0
-        self.budgeted = 0  # bytes taken of the budget that all arriving bodies share
-        self.outlet: Http2Outlet | None = None
-        self.pending: deque[bytes | memoryview] = deque()  # of the answer, not framed yet
-        self.pending_bytes = 0
-        self.sized = False  # the answer's length is known, although it is not there as a whole
-        self.finishing = False  # the stream ends after what is pending
-        self.queued = False  # waits for its turn to send
-        self.gone = False  # nothing can be sent any more
         self.moved_ms = connection.now_ms  # when something last came or went
-        self._status = 0
-        # The head may be shared by requests that look alike.
-        super().__init__(
-            head.method, head.path, head.query, dict(head.headers), app.clock.monotonic_ns()
-        )
 
     @property
     def upgrade(self) -> bytes:
@@ -121,15 +112,15 @@ class Http2Exchange(TransportExchange):
 
     def _send(self, status: int, body: bytes, content_type: bytes, headers: Headers) -> None:
         if not self.gone:
-            connection = self._connection
             headers = self._prepare(headers)
-            bodiless = self.method == "HEAD" or status in BODILESS
             if status in BODILESS:
-                block = encode_head(status, headers)
+                block, body = encode_head(status, headers), b""
             else:
                 block = encode_whole(status, content_type, len(body), headers)
+                if self.method == "HEAD":
+                    body = b""
             self._framed = True
-            connection.sender.begin_answer(self, block, b"" if bodiless else body)
+            self._connection.sender.begin_answer(self, block, body)
         self.end(status)
 
     def may_send(self, bytes_max: int) -> bool:
@@ -147,8 +138,7 @@ class Http2Exchange(TransportExchange):
     def lost(self) -> None:
         """End the exchange: the client gave the stream up, or the connection is gone."""
         self.gone = True
-        self.body = b""
-        self.pending.clear()
+        self.pending = None
         self.arrived.clear()
         self._on_body = None
         if self.outlet is not None:

@@ -26,6 +26,7 @@ from headrace.core.error_frames import without_frames
 from headrace.core.errors import CorruptionError
 from headrace.storage.files.merge_policy import FileStats, TopicShare
 from headrace.storage.segment.format import Directory, SegmentMeta
+from headrace.storage.segment.group_columns import ints
 from headrace.storage.segment.reader import Segment
 from headrace.storage.segment.run import Run, run_of
 
@@ -313,4 +314,4 @@ def _column(values: array[int]) -> pa.UInt64Array:
 
 def _places(selected: pa.BooleanArray) -> list[int]:
     """Where a mask is true."""
-    return cast(list[int], pc.indices_nonzero(selected).to_pylist())
+    return ints(pc.indices_nonzero(selected))

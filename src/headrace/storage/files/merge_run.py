@@ -28,16 +28,14 @@ from headrace.storage.files.catalog import Liveness, TopicLiveness, live_rows_ma
 from headrace.storage.files.merge_policy import MergeJob, MergePolicy, order_of
 from headrace.storage.fs import Filesystem
 from headrace.storage.segment.format import FLAG_DENSE, FLAG_TAGS, TAG_ORDER, SegmentMeta
-from headrace.storage.segment.group_columns import FIXED_ROW_BYTES
+from headrace.storage.segment.group_columns import FIXED_ROW_BYTES, ROW_AROUND_BYTES
 from headrace.storage.segment.reader import Segment
 from headrace.storage.segment.writer import ROW_GROUP_BYTES, SegmentWriter
 
 # Rows of several topics are sorted together in portions of about this many payload bytes.
-PORTION_BYTES_MAX = 8 * 1024 * 1024
+PORTION_BYTES_MAX = 4 * 1024 * 1024
 # And of at most this many rows, for topics whose payloads are tiny.
 PORTION_ROWS_MAX = 262_144
-# What a row takes beside its payload: the columns of fixed width and the offset of its data.
-ROW_AROUND_BYTES = FIXED_ROW_BYTES + 8
 
 
 def run_merge(
@@ -73,6 +71,14 @@ def run_merge(
     except BaseException:
         outputs.abort()
         raise
+
+
+def give_back_memory() -> None:
+    """Give the system what Arrow keeps for later: after a merge, tens of MB for a minute or more.
+
+    Off the loop: it takes milliseconds, and other threads go on meanwhile.
+    """
+    pa.default_memory_pool().release_unused()
 
 
 # Not tracked by the collector: there is one for each topic of each input.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import pairwise
 from typing import cast
 
@@ -15,11 +16,22 @@ from headrace.storage.segment.from_blocks import count_up
 
 # Each row has five columns of 8 bytes and one of 1 besides what varies.
 FIXED_ROW_BYTES = 41
+# What a row takes beside its payload: these columns and the offset of its data.
+ROW_AROUND_BYTES = FIXED_ROW_BYTES + 8
+_CODES = {"uint64": "Q", "int64": "q", "int32": "i", "uint32": "I"}
 
 
 def ints(column: Column) -> list[int]:
+    """The numbers of a column; Arrow's own list of 50,000 takes 20 ms, and the interpreter."""
     assert not column.null_count
-    return cast(list[int], column.to_pylist())
+    buffer = column.buffers()[1]
+    if buffer is None:
+        return []
+    numbers = array(_CODES[str(column.type)])
+    width = numbers.itemsize
+    first = width * column.offset
+    numbers.frombytes(memoryview(buffer)[first : first + width * len(column)])
+    return numbers.tolist()
 
 
 def _offsets(column: Column) -> Column:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_right
+from operator import le, sub
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,7 +52,7 @@ from headrace.storage.segment.group_columns import (
 
 __all__ = ["ROW_GROUP_BYTES", "SegmentWriter", "batch_of_blocks", "optional_columns"]
 
-ROW_GROUP_BYTES = 8 * 1024 * 1024
+ROW_GROUP_BYTES = 4 * 1024 * 1024
 
 _U32 = struct.Struct("<I")
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -105,6 +106,15 @@ class SegmentWriter:
         """Add rows that come after all rows added before; `tag_order` is computed again."""
         try:
             self._add(batch)
+        except BaseException:
+            self.abort()
+            raise
+
+    def end_group(self) -> None:
+        """Write what was added so far: the next rows begin a row group."""
+        try:
+            if self._pending:
+                self._flush_group()
         except BaseException:
             self.abort()
             raise
@@ -241,28 +251,29 @@ class SegmentWriter:
         min_ts = ints(batch.column("ts").take(firsts))
         max_ts = ints(batch.column("ts").take(lasts))
         tagged = tagged_runs(batch, bounds)
+        assert all(map(le, min_ts, max_ts)), topic_ids[:4]
         d = self._directory
         before = self._group_first_rows[-1]
-        for i, topic_id in enumerate(topic_ids):
-            size = sizes[i + 1] - sizes[i]
-            if i == 0 and d.topic_ids and d.topic_ids[-1] == topic_id:
-                assert d.last_seqs[-1] < first_seqs[0], (topic_id, first_seqs[0])
-                assert d.max_ts[-1] <= min_ts[0], (topic_id, min_ts[0])
-                d.last_seqs[-1], d.max_ts[-1] = last_seqs[0], max_ts[0]
-                d.payload_bytes[-1] += size
-                d.first_rows[-1] = before + ends[0]
-                d.flags[-1] |= FLAG_TAGS if tagged[0] else 0
-                continue
-            assert not d.topic_ids or d.topic_ids[-1] < topic_id, (d.topic_ids[-1], topic_id)
-            assert min_ts[i] <= max_ts[i], (topic_id, min_ts[i], max_ts[i])
-            d.topic_ids.append(topic_id)
-            d.first_seqs.append(first_seqs[i])
-            d.last_seqs.append(last_seqs[i])
-            d.payload_bytes.append(size)
-            d.min_ts.append(min_ts[i])
-            d.max_ts.append(max_ts[i])
-            d.first_rows.append(before + ends[i])
-            d.flags.append(FLAG_TAGS if tagged[i] else 0)
+        totals = list(map(sub, sizes[1:], sizes))
+        new = 0
+        if d.topic_ids and d.topic_ids[-1] == topic_ids[0]:
+            assert d.last_seqs[-1] < first_seqs[0], (topic_ids[0], first_seqs[0])
+            assert d.max_ts[-1] <= min_ts[0], (topic_ids[0], min_ts[0])
+            d.last_seqs[-1], d.max_ts[-1] = last_seqs[0], max_ts[0]
+            d.payload_bytes[-1] += totals[0]
+            d.first_rows[-1] = before + ends[0]
+            d.flags[-1] |= FLAG_TAGS if tagged[0] else 0
+            new = 1
+        in_order = not d.topic_ids or all(d.topic_ids[-1] < one for one in topic_ids[new : new + 1])
+        assert in_order, (d.topic_ids[-1], topic_ids[:2])
+        d.topic_ids.extend(topic_ids[new:])
+        d.first_seqs.extend(first_seqs[new:])
+        d.last_seqs.extend(last_seqs[new:])
+        d.payload_bytes.extend(totals[new:])
+        d.min_ts.extend(min_ts[new:])
+        d.max_ts.extend(max_ts[new:])
+        d.first_rows.extend([before + end for end in ends[new:]])
+        d.flags.extend([FLAG_TAGS if tag else 0 for tag in tagged[new:]])
         self.payload_bytes += sizes[-1] - sizes[0]
 
     def _finish(self) -> SegmentMeta:

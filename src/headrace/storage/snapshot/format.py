@@ -46,9 +46,10 @@ CHUNK_HEADER_BYTES = CHUNK.size + _HASH.size
 TRAILER_BYTES = TRAILER.size
 assert (HEADER_BYTES, CHUNK_HEADER_BYTES, TRAILER_BYTES) == (64, 24, 16)
 
-# One call of the encoder holds the interpreter lock, so it gets at most this much to do.
-CHUNK_ENTRIES_MAX = 1000
-CHUNK_BYTES_TARGET = 1 << 20
+# One call of the encoder or of the decoder holds the interpreter lock, so it gets at most this much
+# to do: half a millisecond.
+CHUNK_ENTRIES_MAX = 256
+CHUNK_BYTES_TARGET = 1 << 18
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -11,6 +12,21 @@ from headrace.wire.exchange import JSON, Exchange, Header
 
 encode = msgspec.json.Encoder().encode
 
+# Milliseconds for every microsecond up to here: to format a float takes several times as long as
+# to look it up, and an answer has two of them, or three.
+_MS_COUNT: Final = 10_000
+_MS: Final = tuple(f"{us / 1000:.3f}" for us in range(_MS_COUNT))
+
+
+def milliseconds(ns: int) -> str:
+    """Nanoseconds as milliseconds.
+
+    >>> milliseconds(1_234_567), milliseconds(12_345_678)
+    ('1.234', '12.346')
+    """
+    us = ns // 1000
+    return _MS[us] if us < _MS_COUNT else f"{ns / 1e6:.3f}"
+
 
 class Timing:
     """How long an answer took, as JSON and as the header `Server-Timing`."""
@@ -18,12 +34,13 @@ class Timing:
     __slots__ = ("header", "json")
 
     def __init__(self, exchange: Exchange, clock: Clock, parts: Sequence[tuple[str, int]] = ()):
-        total = (clock.monotonic_ns() - exchange.started_ns) / 1e6
-        self.json = f'{{"server_total_ms":{total:.3f}'
-        timing = f"total;dur={total:.3f}"
+        total = milliseconds(clock.monotonic_ns() - exchange.started_ns)
+        self.json = f'{{"server_total_ms":{total}'
+        timing = f"total;dur={total}"
         for name, ns in parts:
-            self.json += f',"{name}_ms":{ns / 1e6:.3f}'
-            timing += f", {name};dur={ns / 1e6:.3f}"
+            taken = milliseconds(ns)
+            self.json += f',"{name}_ms":{taken}'
+            timing += f", {name};dur={taken}"
         self.header: Header = (b"server-timing", timing.encode("ascii"))
 
     def close(self, more: str = "") -> bytes:

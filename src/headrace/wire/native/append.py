@@ -9,24 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
-from headrace.api.records import AppendBody, Draft
+from headrace.api.records import AppendBody
 from headrace.core.errors import Forbidden, InvalidRequest, OutOfResources
 from headrace.core.limits import own_topic_prefix
 from headrace.core.settings import Settings
 from headrace.engine.appending.admission import PLAIN, Append, Records, check_batch
-from headrace.engine.appending.pending_append import PendingAppend
+from headrace.engine.appending.pending_append import PendingAppend, Times
 from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.engine import Engine
 from headrace.metrics.requests import Metrics
-from headrace.storage.block import AnyBatch, Batch
-from headrace.wire.bodies import check_json_type, decode_json
+from headrace.storage.block import AnyBatch
+from headrace.wire.bodies import check_json_type
 from headrace.wire.exchange import ARROW_STREAM, JSON, Exchange
-from headrace.wire.native.answers import encode
-from headrace.wire.native.append_answers import LogTimes, given, log_times, milliseconds
+from headrace.wire.native.answers import encode, milliseconds
+from headrace.wire.native.append_answers import (
+    NOTHING_SAID,
+    AppendCounts,
+    CountedAppends,
+    answer_body,
+    count_appends,
+    log_times,
+)
+from headrace.wire.native.append_records import batch_of, decode_append
 from headrace.wire.native.request_checks import (
     check_dead_letter,
     check_new_name,
@@ -37,19 +45,21 @@ from headrace.wire.native.vocabulary import Vocabulary
 from headrace.wire.queries import flag, query_of
 from headrace.wire.routes import ADMIN
 
-_DECODER: Final = msgspec.json.Decoder(AppendBody)
-_META_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NULL: Final = msgspec.Raw(b"null")  # equal to a `Raw` only
 _PRODUCER_HEADERS: Final = (b"producer-id", b"producer-epoch", b"producer-seq")
 _CONDITION_HEADERS: Final = frozenset((b"idempotency-key", *_PRODUCER_HEADERS))
 
 
-class _Head(NamedTuple):
+class _Head:
     """What the head of an append says."""
 
-    conditional: bool  # its headers have conditions
-    with_seqs: bool
-    begins: str  # the answer, up to the name
+    __slots__ = ("begins", "conditional", "name", "with_seqs")
+
+    def __init__(self, name: str, begins: str, *, conditional: bool, with_seqs: bool) -> None:
+        self.name = name
+        self.begins = begins  # the answer, up to the name
+        self.conditional = conditional  # its headers have conditions
+        self.with_seqs = with_seqs
 
 
 class AppendApi:
@@ -97,9 +107,8 @@ class AppendApi:
                 self._append_arrow(exchange)
                 return None
         assert type(head) is _Head
-        body = decode_json(exchange.body, _DECODER)
-        name = exchange.params[0]
-        how = PLAIN
+        body = decode_append(exchange.body)
+        name, how = head.name, PLAIN
         if head.conditional or not is_plain(body):
             how = self._conditions(exchange, body, name)
         try:
@@ -121,14 +130,15 @@ class AppendApi:
             check_json_type(exchange)
         with_seqs = not exchange.query or flag(query_of(exchange), "return_seqs", True)
         conditional = not _CONDITION_HEADERS.isdisjoint(headers)
-        head = _Head(conditional, with_seqs, self._begins(exchange))
+        name = exchange.params[0]
+        head = _Head(name, self._begins(name), conditional=conditional, with_seqs=with_seqs)
         if exchange.memo is not None:
             exchange.memo[self] = head
         return head
 
-    def _begins(self, exchange: Exchange) -> str:
+    def _begins(self, name: str) -> str:
         """What the answer begins with, up to the name of the topic."""
-        return f'{{"{self._noun}":{encode(exchange.params[0]).decode()}'
+        return f'{{"{self._noun}":{encode(name).decode()}'
 
     def _append_arrow(self, exchange: Exchange) -> None:
         from headrace.wire.native.arrow import decode_append, when_done
@@ -156,7 +166,8 @@ class AppendApi:
             self.check_new(name, batch, how)
         elif name[0] == own_topic_prefix:
             check_not_own(name)
-        head = _Head(how is not PLAIN, flag(query, "return_seqs", False), self._begins(exchange))
+        with_seqs = flag(query, "return_seqs", False)
+        head = _Head(name, self._begins(name), conditional=how is not PLAIN, with_seqs=with_seqs)
         pending = PendingAppend(self._runtime, name, batch, how, (exchange, head))
         self._engine.append_all([pending], self._answer)
 
@@ -211,55 +222,18 @@ class AppendApi:
             check_new_name(name)
 
     def batch_of(self, body: AppendBody) -> Records:
-        """The columns of the records, or the only one as it came."""
-        records = body.records
-        if len(records) == 1:
-            record = records[0]
-            if record.tag is None and record.node is None and body.node is None and not record.meta:
-                data: msgspec.Raw = record.data
-                return data
-        return self._columns(records, body.node)
-
-    def _columns(self, records: list[Draft], node: str | None) -> Batch:
-        data = [record.data for record in records]
-        count = len(records)
-        tags: list[str | None] | None = [record.tag for record in records]
-        nodes: list[str | None] | str | None = [record.node for record in records]
-        metas = [record.meta for record in records]
-        if tags.count(None) == count:  # type: ignore[union-attr]
-            tags = None
-        if nodes.count(None) == count:  # type: ignore[union-attr, arg-type]
-            nodes = node
-        elif node is not None:
-            nodes = [node if own is None else own for own in nodes]  # type: ignore[union-attr]
-        kept = self._metas(metas) if any(metas) else None
-        return Batch(data, tags=tags, nodes=nodes, metas=kept)
-
-    def _metas(self, metas: list[msgspec.Raw]) -> list[bytes | None] | None:
-        keys_max = self._settings.meta_keys_max
-        kept: list[bytes | None] = []
-        for meta in metas:
-            if not meta or meta == _NULL:
-                kept.append(None)
-                continue
-            value = bytes(meta)
-            # An object has at least four bytes a key, so most need no count.
-            if value[:1] == b"{" and len(value) > 4 * keys_max:
-                keys = len(_META_DECODER.decode(value))
-                if keys > keys_max:
-                    raise InvalidRequest(
-                        f"meta has {keys} keys", fix=f"use at most {keys_max} at its top level"
-                    )
-            kept.append(value)
-        return kept
+        """The columns of the records of a body, or the only one as it came."""
+        return batch_of(body, self._settings.meta_keys_max)
 
     # The answer
 
     def _answer(self, appends: Sequence[PendingAppend]) -> None:
         """Answer the requests of appends that are done."""
-        counted: dict[str, list[tuple[int, int, int]]] = {}
-        now_ns = self._now_ns()
-        said: LogTimes | None = None
+        counted: CountedAppends = {}
+        now_ns, topics = self._now_ns(), self._topics
+        said, counts = NOTHING_SAID, AppendCounts()
+        times: Times | None = None
+        durability: str | None = None
         for pending in appends:
             exchange, head = pending.caller
             if exchange.answered:
@@ -268,27 +242,25 @@ class AppendApi:
                 exchange.fail(pending.error)
                 continue
             try:
-                topic = self._topics.get(pending.name)
-                durability = None if topic is None else topic.config.durability
-                if said is None or said.times is not pending.times or said.of != durability:
-                    said = log_times(pending.times, durability)
+                topic, block = pending.topic or topics.get(pending.name), pending.block
+                kind = None if topic is None else topic.config.durability
+                if times is not pending.times or kind != durability:
+                    times, durability = pending.times, kind
+                    said = log_times(times, kind)
+                    counts = counted.setdefault(kind, AppendCounts())
                 ns, size = now_ns - exchange.started_ns, len(exchange.body)
                 total = milliseconds(ns)
-                body = f"{head.begins}{given(pending, head.with_seqs)}{total}{said.body}"
-                timing = f"total;dur={total}{said.timing}"
-                exchange.answer(
-                    201 if pending.created else 200,
-                    body.encode(),
-                    JSON,
-                    ((b"server-timing", timing.encode()),),
-                )
-                if durability is not None and not pending.repeats:
-                    count = 1 if pending.block is None else pending.block.count
-                    counted.setdefault(durability, []).append((count, size, ns))
+                body = answer_body(pending, head.begins, head.with_seqs, total, said)
+                timing = f"total;dur={total}{said.timing}".encode()
+                status = 201 if pending.created else 200
+                exchange.answer(status, body, JSON, ((b"server-timing", timing),))
+                if block is not None:
+                    counts.records.append(block.count)
+                    counts.durations_ns.append(ns)
+                    counts.bytes += size
             except Exception as failure:  # noqa: BLE001 - whatever it is, the client hears of it
                 exchange.fail(failure)
-        for kind, counts in counted.items():
-            self._metrics.appended_all(kind, "native", counts)
+        count_appends(self._metrics, counted)
 
 
 def is_plain(body: AppendBody) -> bool:

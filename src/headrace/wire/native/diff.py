@@ -1,28 +1,32 @@
 """`POST /v0/topics/{topic}/diff`: read from a cursor, waiting for records if asked to.
 
-A diff waits only when there is nothing at all to say: no record, no tombstone, and the cursor is at
-the head.  An append wakes it, and it waits on when everything new was filtered out; the waiting is
-that of `wire/long_poll.py`.
+The requests of a turn are read one after another, and those of them that ask for the same get the
+same page, read and encoded once; so do long polls that wake together.  A diff waits only when there
+is nothing at all to say: no record, no tombstone, and the cursor is at the head.  An append wakes
+it, and it waits on when everything new was filtered out: that is in `wire/long_poll.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from headrace.api.records import DiffBody
-from headrace.core.errors import InvalidRequest
+from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
-from headrace.engine.reading.page import Page, Tombstone
+from headrace.engine.reading.page import Page
 from headrace.engine.reading.page_rows import ReadRequest
+from headrace.engine.reading.read import check_start
 from headrace.metrics.requests import Metrics
-from headrace.wire.bodies import decode
+from headrace.wire.bodies import check_json_type, decode_json
 from headrace.wire.exchange import ARROW_STREAM, JSON, Exchange
-from headrace.wire.long_poll import LongPoll, LongPolls
-from headrace.wire.native.answers import Timing, encode
+from headrace.wire.long_poll import LongPoll, LongPolls, says_nothing
+from headrace.wire.native.answers import Timing, encode, milliseconds
+from headrace.wire.native.diff_answers import PageAnswer, tier_of
 from headrace.wire.native.record_json import encode_rows
 from headrace.wire.native.request_checks import check_u64
 from headrace.wire.native.vocabulary import Vocabulary
@@ -30,6 +34,16 @@ from headrace.wire.response_memory import ResponseMemory
 
 _DECODER: Final = msgspec.json.Decoder(DiffBody)
 _DEFAULTS: Final = DiffBody()
+# Records of pages that are kept until the turn ends, for others that ask for the same.
+SHARED_BYTES_MAX: Final = 4 << 20
+
+
+class _Head(NamedTuple):
+    """What the head of a diff says."""
+
+    arrow: bool  # the answer is to have columns
+    is_json: bool  # it says that a body is JSON; not known of one without a body
+    begins: str  # the answer, up to the epoch
 
 
 class DiffApi:
@@ -44,18 +58,45 @@ class DiffApi:
         polls: LongPolls,
         vocabulary: Vocabulary,
     ) -> None:
-        self._memory = memory
+        self.memory = memory
         self.polls = polls
         self.engine = engine
         self.settings = settings
         self.metrics = metrics
-        self.vocabulary = vocabulary
+        self._noun = vocabulary.noun
+        self._default_tags = vocabulary.default_tags
+        self.now_ns = engine.runtime.clock.monotonic_ns
 
     def diff(self, exchange: Exchange) -> None:
         """Answer with a page."""
-        body = decode(exchange, _DECODER) if exchange.body else _DEFAULTS
+        self.diff_turn((exchange,))
+
+    def diff_turn(self, exchanges: Sequence[Exchange]) -> None:
+        """Answer all diffs that a turn brought, each with its page."""
+        reads = _Reads(self)
+        for exchange in exchanges:
+            try:
+                reads.take(exchange)
+            except Exception as error:  # noqa: BLE001 - whatever it is, its client hears of it
+                exchange.fail(error)
+        reads.count()
+
+    # What was asked for
+
+    def head_of(self, exchange: Exchange) -> _Head:
+        """What the head of a request says, kept with it."""
+        memo, sends = exchange.memo, bool(exchange.body)
+        head = None if memo is None else memo.get(self)
+        if isinstance(head, _Head) and (head.is_json or not sends):
+            return head
+        if sends:
+            check_json_type(exchange)
         arrow = ARROW_STREAM in exchange.headers.get(b"accept", b"")
-        _Poll(self, exchange, body, arrow).read()
+        name = encode(exchange.params[0]).decode()
+        head = _Head(arrow, sends, f'{{"{self._noun}":{name},"epoch":')
+        if memo is not None:
+            memo[self] = head
+        return head
 
     def request_of(self, body: DiffBody, arrow: bool) -> ReadRequest:
         """Return the request to the engine, within the limits of the server."""
@@ -68,44 +109,31 @@ class DiffApi:
         nodes: tuple[str, ...] = ()
         if node is not None:
             nodes = (node,) if isinstance(node, str) else tuple(node)
-        return ReadRequest(
+        size = body.max_batch_bytes and check_u64("max_batch_bytes", body.max_batch_bytes)
+        request = ReadRequest(
             check_u64("from_seq", body.from_seq) or 0,
             min(body.limit or limit_default, rows_max),
-            self._memory.fit(
-                min(check_u64("max_batch_bytes", body.max_batch_bytes) or bytes_default, bytes_max)
-            ),
+            self.memory.fit(min(size or bytes_default, bytes_max)),
             nodes,
-            check_u64("epoch", body.epoch),
-            check_u64("from_ts", body.from_ts),
-            check_u64("last", body.last),
-            columns=arrow,
+            body.epoch and check_u64("epoch", body.epoch),
+            body.from_ts and check_u64("from_ts", body.from_ts),
+            body.last and check_u64("last", body.last),
+            arrow,
         )
+        if request.from_ts is not None or request.last is not None:
+            check_start(request)
+        return request
 
-    def answer(self, exchange: Exchange, page: Page, body: DiffBody, arrow: bool) -> None:
-        """Answer with what was read."""
-        clock = self.engine.runtime.clock
-        if arrow:
-            self._answer_arrow(exchange, page, body)
-        else:
-            tags = body.include_tags
-            records = encode_rows(
-                page.rows,
-                tags=self.vocabulary.default_tags if tags is None else tags,
-                metas=body.include_meta is not False,
-            )
-            timing = Timing(exchange, clock)
-            more = f',"records_scanned":{page.scanned}'
-            if page.cold:
-                more += f',"cold_segments_read":{page.cold}'
-            if page.lake:
-                more += f',"lake_records_read":{page.lake}'
-            body_bytes = self._object(page, records, timing.close(more))
-            exchange.answer(200, body_bytes, JSON, (timing.header,))
-        ns = clock.monotonic_ns() - exchange.started_ns
-        tier = "lake" if page.lake else "cold" if page.cold else "hot"
-        self.metrics.read("native", page.count, ns, tier)
+    # The answer
 
-    def _answer_arrow(self, exchange: Exchange, page: Page, body: DiffBody) -> None:
+    def encode_page(self, head: _Head, body: DiffBody, page: Page) -> PageAnswer:
+        """A page as JSON."""
+        tags = self._default_tags if body.include_tags is None else body.include_tags
+        records = encode_rows(page.rows, tags=tags, metas=body.include_meta is not False)
+        return PageAnswer(head.begins, page, records)
+
+    def answer_arrow(self, exchange: Exchange, page: Page, body: DiffBody) -> None:
+        """Answer with a page as columns."""
         from headrace.wire.native.arrow import encode_page, size_of, when_done
 
         runtime = self.engine.runtime
@@ -118,43 +146,146 @@ class DiffApi:
         encode_it = partial(encode_page, page, tags=tags, metas=metas)
         when_done(runtime, exchange, size_of(page), encode_it, answer)
 
-    def _object(self, page: Page, records: bytes, performance: bytes) -> bytes:
-        """Return the answer, joined once: each copy of a page costs as much as reading it."""
-        name = encode(page.topic).decode()
-        caught_up = "true" if page.caught_up else "false"
-        before = f'{{"{self.vocabulary.noun}":{name},"epoch":{page.epoch},"records":'
-        after = (
-            f',"next_from_seq":{page.next_from_seq},"head_seq":{page.head_seq},'
-            f'"earliest_seq":{page.earliest_seq},"caught_up":{caught_up},'
-            f'"tombstone":{_tombstone(page.tombstone)},"lag":{page.lag},"performance":'
-        )
-        return b"".join((before.encode(), records, after.encode(), performance, b"}"))
+
+class _Shared(NamedTuple):
+    """A page that others may ask for, and how large it was allowed to be."""
+
+    page: Page
+    answer: PageAnswer
+    bytes_max: int
 
 
-def _tombstone(lost: Tombstone | None) -> str:
-    if lost is None:
-        return "null"
-    return (
-        f'{{"gap_from":{lost.gap_from},"gap_to":{lost.gap_to},"reason":"{lost.reason}",'
-        f'"missed_estimate":{lost.missed_estimate},"earliest_seq":{lost.earliest_seq},'
-        f'"head_seq":{lost.head_seq}}}'
-    )
+class _Reads:
+    """Reads that are done together: what has been read so far, and what is to be counted."""
+
+    __slots__ = ("_api", "_counts", "_shared", "_shared_bytes")
+
+    def __init__(self, api: DiffApi) -> None:
+        self._api = api
+        self._shared: dict[object, _Shared] = {}  # by what was asked for
+        self._shared_bytes = 0
+        self._counts: dict[str, list[tuple[int, int]]] = {}  # by tier: records, nanoseconds
+
+    def take(self, exchange: Exchange) -> None:
+        """Read, and answer now or later."""
+        api = self._api
+        head = api.head_of(exchange)
+        name, sent = exchange.params[0], exchange.body
+        asked = (name, sent, head.arrow)  # who sends the same to the same topic asks for the same
+        shared = self.shared(asked)
+        if shared is not None:
+            self._send(exchange, shared.answer)
+            return
+        body = decode_json(sent, _DECODER) if sent else _DEFAULTS
+        request = api.request_of(body, head.arrow)
+        found = api.engine.consume(name, request)
+        if isinstance(found, Ticket) or (body.wait_ms and says_nothing(found)):
+            _Poll(api, exchange, head, body, request).take(found)
+        else:
+            self.answer(exchange, head, body, found, asked, request.bytes_max)
+
+    def shared(self, asked: object) -> _Shared | None:
+        """What the same was answered with, if that may still be as large."""
+        shared = self._shared.get(asked)
+        if shared is None or self._api.memory.fit(shared.bytes_max) < shared.bytes_max:
+            return None
+        return shared
+
+    def answer(
+        self,
+        exchange: Exchange,
+        head: _Head,
+        body: DiffBody,
+        page: Page,
+        asked: object,
+        bytes_max: int,
+    ) -> None:
+        """Answer with a page, and keep it for those that ask for the same."""
+        api = self._api
+        if head.arrow:
+            api.answer_arrow(exchange, page, body)
+            self._note(tier_of(page), page.count, api.now_ns() - exchange.started_ns)
+            return
+        shared = self._shared.get(asked)
+        if shared is not None and shared.page is page:
+            answer = shared.answer
+        else:
+            answer = api.encode_page(head, body, page)
+            self._keep(asked, _Shared(page, answer, bytes_max))
+        self._send(exchange, answer)
+
+    def _keep(self, asked: object, shared: _Shared) -> None:
+        self._shared_bytes += shared.answer.size
+        if self._shared_bytes > SHARED_BYTES_MAX:
+            self._shared.clear()
+            self._shared_bytes = shared.answer.size
+        self._shared[asked] = shared
+
+    def _send(self, exchange: Exchange, answer: PageAnswer) -> None:
+        ns = self._api.now_ns() - exchange.started_ns
+        total = milliseconds(ns)
+        timing = (b"server-timing", b"total;dur=%b" % total.encode())
+        exchange.answer(200, answer.body(total), JSON, (timing,))
+        self._note(answer.tier, answer.count, ns)
+
+    def _note(self, tier: str, records: int, ns: int) -> None:
+        counts = self._counts.get(tier)
+        if counts is None:
+            self._counts[tier] = [(records, ns)]
+        else:
+            counts.append((records, ns))
+
+    def count(self) -> None:
+        """Count all that was answered."""
+        for tier, counts in self._counts.items():
+            self._api.metrics.read_all("native", tier, counts)
+        self._counts.clear()
 
 
 class _Poll(LongPoll):
-    """One diff, from its first read to its answer."""
+    """A diff that was not answered at once."""
 
-    __slots__ = ("_api", "_arrow", "_body")
+    __slots__ = ("_api", "_body", "_head", "_reads")
 
-    def __init__(self, api: DiffApi, exchange: Exchange, body: DiffBody, arrow: bool) -> None:
-        if body.from_seq and (body.from_ts is not None or body.last is not None):
-            raise InvalidRequest("more than one start", fix="send from_seq, from_ts or last")
+    def __init__(
+        self, api: DiffApi, exchange: Exchange, head: _Head, body: DiffBody, request: ReadRequest
+    ) -> None:
         self._api = api
+        self._head = head
         self._body = body
-        self._arrow = arrow
+        self._reads: _Reads | None = None  # with which it is read
         wait_ms = min(body.wait_ms or 0, api.settings.wait_ms_max)
-        request = api.request_of(body, arrow)
         super().__init__(api.polls, exchange, exchange.params[0], request, wait_ms)
 
+    @property
+    def kind(self) -> object:
+        return self._api
+
+    def read_all(self, polls: Sequence[LongPoll]) -> None:
+        reads = _Reads(self._api)
+        for poll in polls:
+            assert isinstance(poll, _Poll)
+            poll._read_with(reads)
+        reads.count()
+
+    def _read_with(self, reads: _Reads) -> None:
+        """Read, or take what another that asks for the same was given."""
+        self._reads = reads
+        shared = reads.shared(self._asked)
+        if shared is None:
+            self.read()
+        else:
+            self.take(shared.page)
+        self._reads = None
+
+    @property
+    def _asked(self) -> object:
+        body = self._body
+        return self._topic, self._request, body.include_tags, body.include_meta
+
     def answer(self, page: Page) -> None:
-        self._api.answer(self._exchange, page, self._body, self._arrow)
+        reads = self._reads or _Reads(self._api)
+        bytes_max = self._request.bytes_max
+        reads.answer(self._exchange, self._head, self._body, page, self._asked, bytes_max)
+        if reads is not self._reads:
+            reads.count()

@@ -37,7 +37,16 @@ _NEXT: Final = (
 class View:
     """What a stream reads and how it shows it.  Equal views are one object (`Views.of`)."""
 
-    __slots__ = ("__weakref__", "data", "metas", "options", "tags", "vocabulary")
+    __slots__ = (
+        "__weakref__",
+        "data",
+        "metas",
+        "of_events",
+        "of_messages",
+        "options",
+        "tags",
+        "vocabulary",
+    )
 
     def __init__(
         self, options: PageOptions, vocabulary: Vocabulary, tags: bool, metas: bool, data: bool
@@ -47,6 +56,9 @@ class View:
         self.tags = tags
         self.metas = metas
         self.data = data
+        # By which subscriptions of event streams, and of WebSockets, with this view are alike.
+        self.of_events = object()
+        self.of_messages = object()
 
     @property
     def bytes(self) -> int:

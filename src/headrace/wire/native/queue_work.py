@@ -22,7 +22,7 @@ from headrace.core.errors import (
 from headrace.core.limits import claims_per_request_max, heartbeat_ms_max, seq_max
 from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
-from headrace.engine.queues.answers import Claimed
+from headrace.engine.queues.answers import Claimed, Leased
 from headrace.engine.queues.operations import Queues
 from headrace.engine.topics.topic import Topic
 from headrace.wire import sse
@@ -31,8 +31,8 @@ from headrace.wire.exchange import Exchange, Key, Outlet
 from headrace.wire.live_stream import LiveStream, StreamClient, StreamEncoder
 from headrace.wire.native.answers import encode
 from headrace.wire.native.append import whole_number
+from headrace.wire.native.job_json import jobs_out
 from headrace.wire.native.live_json import STOPPING, error_message
-from headrace.wire.native.queues import job_out
 from headrace.wire.native.request_checks import check_not_own
 from headrace.wire.native.vocabulary import BOXES, TOPICS, Vocabulary
 from headrace.wire.open_streams import OpenStreams
@@ -259,17 +259,17 @@ class WorkStream(LiveStream[None]):
             self._failed(error)
             return
         done = ticket.result()
-        if done.jobs:
-            self._send(done)
-        if self._again or (done.jobs and done.ready):
+        if done.leased is not None:
+            self._send(done.topic, done.leased)
+        if self._again or (done.leased is not None and done.ready):
             # Not from here: a claim that is answered at once would come back to this line.
             self._hub.engine.runtime.soon(self._fill)
 
-    def _send(self, done: Claimed) -> None:
-        name = f'{{"{self._work.vocabulary.noun}":'.encode() + encode(done.topic) + b","
+    def _send(self, topic: str, leased: Leased) -> None:
+        name = f'{{"{self._work.vocabulary.noun}":'.encode() + encode(topic) + b","
         events = [
-            sse.with_id(b"%d" % job.seq, sse.event(b"job", name + encode(job_out(job))[1:]))
-            for job in done.jobs
+            sse.with_id(b"%d" % job.seq, sse.event(b"job", name + encode(job)[1:]))
+            for job in jobs_out(leased)
         ]
         self._metrics.jobs("pushed", len(events))
         self._hub.engine.touch(self._topic)

@@ -2,7 +2,8 @@
 
 Only this file decides how these calls look and in which order their parts are checked.  A claim: an
 empty body, the body, the topic, the node.  The others: the body, lease ids, the node, the number of
-seqs, then the topic.  The engine decides which node gets which job; the stream of jobs is in
+seqs, then the topic.  Claims and acks of a turn are decoded one by one, and the engine is called
+once for all of them.  It decides which node gets which job; the stream of jobs is in
 `queue_work.py`.
 """
 
@@ -19,14 +20,15 @@ from headrace.core.errors import Forbidden, InvalidRequest
 from headrace.core.limits import own_topic_prefix
 from headrace.core.runtime import Ticket
 from headrace.engine.engine import Engine
-from headrace.engine.queues.answers import Acked, Claimed, Extended, Job, Nacked
+from headrace.engine.queues.answers import Extended, Nacked
+from headrace.engine.queues.calls import Ack, Claim
 from headrace.engine.queues.dead_letters import MOVE_JOBS_MAX, Redrive, Redriven
 from headrace.metrics.requests import Metrics
-from headrace.wire.bodies import decode
-from headrace.wire.exchange import Exchange, Key
+from headrace.wire.bodies import decode, decode_json
+from headrace.wire.exchange import JSON, Exchange, Key
 from headrace.wire.failures import answering
-from headrace.wire.native.answers import Timing, answer_object, encode
-from headrace.wire.native.record_json import payload_and_meta
+from headrace.wire.native.answers import Timing, answer_object, encode, milliseconds
+from headrace.wire.native.job_json import jobs_out
 from headrace.wire.native.request_checks import U64_MAX, check_not_own, check_u64
 from headrace.wire.native.topics import parse_match
 from headrace.wire.native.vocabulary import BOXES, TOPICS, Vocabulary
@@ -41,7 +43,6 @@ _REDRIVE: Final = msgspec.json.Decoder(api.RedriveBody)
 _ALL: Final = api.RedriveBody()
 
 T = TypeVar("T")
-Parts = Sequence[tuple[str, int]]
 
 
 class QueueApi:
@@ -60,59 +61,151 @@ class QueueApi:
         self._metrics = metrics
         self._vocabulary = vocabulary
         self._clock = engine.runtime.clock
+        self._runtime = engine.runtime
 
     # Jobs
 
     def claim(self, exchange: Exchange) -> None:
         """Lease jobs to a node."""
+        self.claim_turn((exchange,))
+
+    def claim_turn(self, exchanges: Sequence[Exchange]) -> None:
+        """Lease jobs to all who asked for some in a turn, in their order."""
+        asked = []
+        for exchange in exchanges:
+            if exchange.answered:
+                continue  # its client left: nobody would do these jobs
+            try:
+                asked.append(self._claim_of(exchange))
+            except Exception as error:  # noqa: BLE001 - whatever it is, its client hears of it
+                exchange.fail(error)
+        self._queues.claim_all(asked)
+        for claim in asked:
+            if not claim.done:
+                topic = self._engine.find(claim.name)
+                if topic is not None and topic.config.claim_jitter_ms:
+                    # It waits for others to share with: a client that goes away gets no lease.
+                    claim.caller[0].on_abort = claim.abandon
+
+    def _claim_of(self, exchange: Exchange) -> Claim:
+        """What a request for jobs asks for."""
         if not exchange.body:
             raise InvalidRequest("the body is empty", fix='send at least {"node":"..."}')
-        body = decode(exchange, _CLAIM)
-        check_not_own(exchange.params[0])
+        begins, body = self._read(exchange, _CLAIM)
         lease_ms = check_u64("lease_ms", body.lease_ms)
         most = check_u64("max", body.max)
-        ticket = self._queues.claim(
+        return Claim(
+            self._runtime,
             exchange.params[0],
             body.node,
             1 if most is None else most,
             lease_ms,
-            bytes_max=self._memory.fit(self._engine.settings.claim_bytes_max),
+            fit=self._memory.fit,
+            answered=self._claimed,
+            caller=(exchange, begins),
         )
 
-        def fields(done: Claimed) -> dict[str, object]:
-            jobs = done.jobs
-            self._metrics.jobs("claimed", len(jobs))
-            topic = self._engine.find(done.topic)
-            if jobs and topic is not None:
+    def _claimed(self, claims: Sequence[Claim]) -> None:
+        """Answer claims that are done."""
+        now_ns, total = self._clock.monotonic_ns(), 0
+        touched: set[str] = set()
+        for claim in claims:
+            exchange, begins = claim.caller
+            claim.caller = None  # which may refer to the claim
+            if exchange.answered:
+                continue
+            if claim.error is not None:
+                exchange.fail(claim.error)
+                continue
+            try:
+                done, count, jobs = claim.result(), 0, b"[]"
+                if done.leased is not None:
+                    count, jobs = len(done.leased.deliveries), encode(jobs_out(done.leased))
+                    touched.add(done.topic)
+                    total += count
+                took = milliseconds(now_ns - exchange.started_ns)
+                ends = (
+                    f',"count":{count},"ready":{done.ready},'
+                    f'"performance":{{"server_total_ms":{took}}}}}'
+                )
+                timing = (b"server-timing", f"total;dur={took}".encode())
+                body = b'%b,"claimed":%b%b' % (begins, jobs, ends.encode())
+                exchange.answer(200, body, JSON, (timing,))
+            except Exception as failure:  # noqa: BLE001 - whatever it is, the client hears of it
+                exchange.fail(failure)
+        self._metrics.jobs("claimed", total)
+        for name in touched:
+            topic = self._engine.find(name)
+            if topic is not None:
                 self._engine.touch(topic)
-            claimed = [job_out(job) for job in jobs]
-            return {"claimed": claimed, "count": len(jobs), "ready": done.ready}
-
-        topic = self._engine.find(exchange.params[0])
-        if not ticket.done and topic is not None and topic.config.claim_jitter_ms:
-            # It waits for other claims to share with: a client that goes away gets no lease.
-            exchange.on_abort = ticket.abandon
-        self._answer(exchange, ticket, fields)
 
     def ack(self, exchange: Exchange) -> None:
         """Delete jobs that are done."""
-        body = decode(exchange, _ACK)
-        check_not_own(exchange.params[0])
-        ticket = self._queues.ack(exchange.params[0], body.node, _seqs(body.seqs), body.lease_ids)
+        self.ack_turn((exchange,))
 
-        def fields(done: Acked) -> dict[str, object]:
-            self._metrics.jobs("acked", done.acked)
-            return {
-                "acked": done.acked,
-                "skipped": done.skipped,
-                "ready": done.ready,
-                "in_flight": done.in_flight,
-            }
+    def ack_turn(self, exchanges: Sequence[Exchange]) -> None:
+        """Delete the jobs of all acks that came in a turn, in their order."""
+        asked = []
+        for exchange in exchanges:
+            try:
+                begins, body = self._read(exchange, _ACK)
+                asked.append(
+                    Ack(
+                        self._runtime, exchange.params[0], body.node, _seqs(body.seqs),
+                        body.lease_ids, answered=self._acked, caller=(exchange, begins),
+                    )
+                )  # fmt: skip
+            except Exception as error:  # noqa: BLE001 - whatever it is, its client hears of it
+                exchange.fail(error)
+        self._queues.ack_all(asked)
 
-        def parts(done: Acked) -> Parts:
-            return (("fsync", done.sync_ns),) if done.sync_ns else ()
+    def _acked(self, acks: Sequence[Ack]) -> None:
+        """Answer acks that are done."""
+        now_ns, total = self._clock.monotonic_ns(), 0
+        for ack in acks:
+            exchange, begins = ack.caller
+            if exchange.answered:
+                continue
+            if ack.error is not None:
+                exchange.fail(ack.error)
+                continue
+            try:
+                done = ack.result()
+                total += done.acked
+                took = milliseconds(now_ns - exchange.started_ns)
+                timing, synced = f"total;dur={took}", ""
+                if done.sync_ns:
+                    sync = milliseconds(done.sync_ns)
+                    timing, synced = f"{timing}, fsync;dur={sync}", f',"fsync_ms":{sync}'
+                skipped = encode(done.skipped).decode() if done.skipped else "[]"
+                ends = (
+                    f',"acked":{done.acked},"skipped":{skipped},"ready":{done.ready},'
+                    f'"in_flight":{done.in_flight},'
+                    f'"performance":{{"server_total_ms":{took}{synced}}}}}'
+                )
+                headers = ((b"server-timing", timing.encode()),)
+                exchange.answer(200, begins + ends.encode(), JSON, headers)
+            except Exception as failure:  # noqa: BLE001 - whatever it is, the client hears of it
+                exchange.fail(failure)
+        self._metrics.jobs("acked", total)
 
-        self._answer(exchange, ticket, fields, parts)
+    def _read(self, exchange: Exchange, decoder: msgspec.json.Decoder[T]) -> tuple[bytes, T]:
+        """What the answer to a request begins with, up to the name of the topic, and its body.
+
+        What its head says is looked at once for all requests that have it.
+        """
+        memo = exchange.memo
+        begins = None if memo is None else memo.get(self)
+        if begins is not None:
+            assert isinstance(begins, bytes)
+            return begins, decode_json(exchange.body, decoder)
+        body = decode(exchange, decoder)
+        name = exchange.params[0]
+        check_not_own(name)
+        begins = f'{{"{self._vocabulary.noun}":'.encode() + encode(name)
+        if memo is not None:
+            memo[self] = begins
+        return begins, body
 
     def nack(self, exchange: Exchange) -> None:
         """Give jobs back."""
@@ -195,7 +288,6 @@ class QueueApi:
         exchange: Exchange,
         ticket: Ticket[T],
         fields: Callable[[T], dict[str, object]],
-        parts: Callable[[T], Parts] = lambda _done: (),
     ) -> None:
         name = exchange.params[0]
 
@@ -207,16 +299,9 @@ class QueueApi:
                 return
             done = ticket.result()
             body = encode({self._vocabulary.noun: name, **fields(done)})
-            answer_object(exchange, 200, body, Timing(exchange, self._clock, parts(done)))
+            answer_object(exchange, 200, body, Timing(exchange, self._clock))
 
         ticket.when_done(answering(exchange, answer))
-
-
-def job_out(job: Job) -> api.JobOut:
-    """Return a job as it is shown."""
-    data, meta = payload_and_meta(job.data, job.meta, job.kind)
-    tag = msgspec.UNSET if job.tag is None else job.tag
-    return api.JobOut(job.seq, job.lease_id, job.deadline, job.ts, job.deliveries, data, tag, meta)
 
 
 def _may_get(key: Key | None, name: str) -> bool:
@@ -249,11 +334,12 @@ def _routes(queue: QueueApi, vocabulary: Vocabulary) -> list[Route]:
             "POST", one + "/claim", queue.claim, frozenset({READ, WRITE}),
             "Lease jobs of a queue to a node",
             request=api.ClaimBody, response=api.Claimed, hidden=hidden,
+            turn_handler=queue.claim_turn,
         ),
         Route(
             "POST", one + "/ack", queue.ack, write,
             "Jobs are done: delete them",
-            request=api.AckBody, response=api.Acked, hidden=hidden,
+            request=api.AckBody, response=api.Acked, hidden=hidden, turn_handler=queue.ack_turn,
         ),
         Route(
             "POST", one + "/nack", queue.nack, write,

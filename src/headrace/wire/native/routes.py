@@ -65,6 +65,7 @@ def _routes(server: ServerContext, vocabulary: Vocabulary) -> list[Route]:
             "POST", one + "/diff", diff.diff, read,
             "Read records after a cursor, waiting for them if asked to",
             request=records.DiffBody, response=records.Page, hidden=hidden,
+            turn_handler=diff.diff_turn,
         ),
         Route(
             "POST", one + "/delete", topics.delete_records, frozenset({DELETE}),

@@ -143,6 +143,11 @@ class Session:
         self._epochs: bytes | None = None  # the part of an id that seldom changes
         self._opaque = False
 
+    @property
+    def lone(self) -> bool:
+        """Whether it follows one topic, and never another: its ids say only where it is there."""
+        return len(self.positions) == 1 and not self.prefixes and self.place is None
+
     def _hold(self, size: int) -> None:
         self.bytes += size
         self._bound.add(size)

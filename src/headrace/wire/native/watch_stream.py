@@ -53,8 +53,8 @@ class WatchStream(LiveStream[View]):
         self._finish_if_empty()
 
     def _follow(self, position: WatchPosition, topic: Topic | None) -> None:
-        view = self._session.view
-        self.follow(position, view.options, view, topic)
+        session, view = self._session, self._session.view
+        self.follow(position, view.options, view, topic, view.of_events if session.lone else None)
 
     # Topics of a pattern
 

@@ -1,8 +1,8 @@
 """`GET /v0/ws`: following and publishing over one WebSocket.
 
 Only this file runs its commands.  Each is one JSON text; each answer has the `request_id` of its
-command.  A publisher is told of its append before it is sent the record itself.  What a key may do
-is checked command by command.
+command.  What a key may do is checked command by command.  What is published goes its way in
+`websocket_publish.py`.
 """
 
 from __future__ import annotations
@@ -21,29 +21,23 @@ from headrace.core.errors import (
     Forbidden,
     InvalidRequest,
     OutOfResources,
-    Throttled,
 )
-from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
-from headrace.engine.appending.admission import Append
-from headrace.engine.appending.pending_append import Appended
 from headrace.engine.live.follower import Position, Subscription
 from headrace.engine.live.patterns import PatternPosition, PatternReader
-from headrace.engine.topics.config import FSYNC
 from headrace.wire.bodies import decode_json
 from headrace.wire.exchange import Exchange, Key, Outlet
-from headrace.wire.failures import told
 from headrace.wire.live_stream import StreamClient
 from headrace.wire.native.answers import encode
 from headrace.wire.native.append import AppendApi
 from headrace.wire.native.live_json import View
-from headrace.wire.native.request_checks import check_dead_letter, check_not_own, check_told_u64
 from headrace.wire.native.vocabulary import TOPICS
 from headrace.wire.native.watch import Views, place_of, positions_of, start_in
 from headrace.wire.native.websocket_bytes import HeldBytes
 from headrace.wire.native.websocket_messages import WebSocketMessages
+from headrace.wire.native.websocket_publish import WebSocketPublishes, refusal, refusal_of
 from headrace.wire.open_streams import OpenStreams
-from headrace.wire.routes import ADMIN, READ, WRITE
+from headrace.wire.routes import READ
 from headrace.wire.websocket_frames import BROKEN, handshake
 from headrace.wire.websocket_stream import WebSocketStream
 
@@ -51,8 +45,6 @@ LIMIT_DEFAULT: Final = 1_000
 BYTES_DEFAULT: Final = 1 << 20
 # Topics that one connection follows.
 SUBSCRIPTIONS_MAX: Final = 4_096
-# Appends of one connection that are not acknowledged yet.
-PUBLISHES_MAX: Final = 1_000
 
 _DECODER: Final = msgspec.json.Decoder(Command)
 _UNKNOWN: Final = msgspec.json.Decoder(Unknown)
@@ -70,7 +62,8 @@ class WebSocketApi:
         self.views = views
         self.held = held  # by watch sessions and by what WebSockets subscribe to
         engine, metrics = open_streams.hub.engine, open_streams.metrics
-        self.append = AppendApi(engine, settings, metrics, TOPICS)
+        append = AppendApi(engine, settings, metrics, TOPICS)
+        self.publishes = WebSocketPublishes(engine, settings, metrics, append)
 
     def open(self, exchange: Exchange) -> None:
         """`GET /v0/ws`."""
@@ -83,7 +76,7 @@ class WebSocketApi:
 class WebSocket(WebSocketStream[View]):
     """One connection."""
 
-    __slots__ = ("_api", "_held", "_patterns", "_publishing", "_subscribed", "_waiting")
+    __slots__ = ("_api", "_held", "_patterns", "_subscribed", "_waiting", "publishing")
 
     def __init__(self, api: WebSocketApi, outlet: Outlet, key: Key | None) -> None:
         super().__init__(
@@ -96,7 +89,7 @@ class WebSocket(WebSocketStream[View]):
         self._subscribed: dict[str, Subscription[View]] = {}
         self._waiting: list[dict[str, TopicStart | None]] = []  # for what routers owe their topics
         self._patterns: dict[str, tuple[PatternReader[View], View]] = {}
-        self._publishing = 0
+        self.publishing = 0  # appends that are not acknowledged yet
         self._held = HeldBytes(api.held)
 
     # Commands
@@ -121,7 +114,7 @@ class WebSocket(WebSocketStream[View]):
 
     def _run(self, command: Command, size: int, started_ns: int) -> None:
         if isinstance(command, Publish):
-            self._publish(command, size, started_ns)
+            self._api.publishes.publish(self, command, size, started_ns)
         elif isinstance(command, Subscribe):
             self._subscribe(command)
         elif isinstance(command, Unsubscribe):
@@ -130,7 +123,8 @@ class WebSocket(WebSocketStream[View]):
             assert isinstance(command, Ping)
             self._reply(b"pong", command.request_id, b"}")
 
-    def _check(self, scope: str, names: Iterable[str] = ()) -> None:
+    def check(self, scope: str, names: Iterable[str] = ()) -> None:
+        """Refuse what the key of the connection may not do."""
         key = self.key
         if key is None:
             return
@@ -158,7 +152,7 @@ class WebSocket(WebSocketStream[View]):
                 f"{len(starts)} topics are named",
                 fix=f"name at most {api.settings.topics_per_watch_max} at a time",
             )
-        self._check(READ, (name.removesuffix("*") for name in starts))
+        self.check(READ, (name.removesuffix("*") for name in starts))
         waiting = sum(map(len, self._waiting)) + len(self._patterns)
         if len(self._subscribed.keys() | starts.keys()) + waiting > SUBSCRIPTIONS_MAX:
             raise InvalidRequest(
@@ -208,7 +202,10 @@ class WebSocket(WebSocketStream[View]):
             before = self._forget(name)
             if before is not None:
                 self.leave(before)
-            self._subscribed[name] = self.follow(position, view.options, view, hub.find(name))
+            topic = hub.find(name)
+            self._subscribed[name] = self.follow(
+                position, view.options, view, topic, view.of_messages
+            )
             self._held.add(name, view)
         for name, place in places.items():
             self._end_pattern(name)
@@ -281,96 +278,23 @@ class WebSocket(WebSocketStream[View]):
         else:
             self.told_gone(subscription)
 
-    # Publishing
-
-    def _publish(self, command: Publish, size: int, started_ns: int) -> None:
-        api, name = self._api, command.topic
-        self._check(WRITE, (name,))
-        config = None
-        if command.config and command.config != NULL:
-            self._check(ADMIN)
-            config = TOPICS.read_config(bytes(command.config))
-            check_dead_letter(config, self.key)
-        if self._publishing >= PUBLISHES_MAX:
-            raise Throttled(
-                f"{PUBLISHES_MAX} appends of this connection are in progress",
-                fix="wait for some to be acknowledged",
-            )
-        how = Append(
-            config=config,
-            create=command.create,
-            idempotency_key=command.idempotency_key or None,
-            expected_head_seq=check_told_u64("expected_head_seq", command.expected_head_seq),
-            disable_backpressure=bool(command.disable_backpressure),
-        )
-        batch = api.append.batch_of(command)
-        if name not in self._hub.engine.topics_by_name:
-            api.append.check_new(name, batch, how)
-        check_not_own(name)
-        self._publishing += 1
-        with_seqs = command.return_seqs is not False
-        request_id = Raw(bytes(command.request_id))  # not a view of the whole message
-
-        def done(ticket: Ticket[Appended]) -> None:
-            self._publishing -= 1
-            if ticket.error is not None:
-                self._refuse_error(request_id, ticket.error)
-                return
-            ns = self._hub.turns.monotonic_ns() - started_ns
-            try:
-                self._acknowledge(request_id, ticket.result(), with_seqs, ns, size)
-            except MemoryError as error:
-                self._refuse_error(request_id, error)
-
-        self._hub.engine.append_batch(name, batch, how).when_done(done)
-
-    def _acknowledge(
-        self, request_id: Raw, done: Appended, with_seqs: bool, ns: int, size: int
-    ) -> None:
-        topic = self._hub.engine.topics_by_name.get(done.topic)
-        durability = str(topic.config.durability) if topic is not None else ""
-        fsync_ns = done.sync_ns if durability == FSYNC else 0
-        performance = {
-            "server_total_ms": round(ns / 1e6, 3),
-            "wal_append_ms": round(done.write_ns / 1e6, 3),
-            "fsync_ms": round(fsync_ns / 1e6, 3),
-        }
-        if done.throttle_ns:
-            performance["throttle_wait_ms"] = round(done.throttle_ns / 1e6, 3)
-        first, last, count = done.first_seq, done.last_seq, done.count
-        # Only a producer's repeat may have none, and nobody publishes as one.
-        assert first is not None and last is not None and count is not None
-        answer = {
-            "topic": done.topic,
-            "first_seq": first,
-            "last_seq": last,
-            "seqs": list(range(first, last + 1)) if with_seqs else None,
-            "head_seq": done.head_seq,
-            "count": count,
-            "created": done.created,
-            "deduped": done.deduped,
-            "performance": performance,
-        }
-        self._reply(b"ack", request_id, b"," + encode(answer)[1:])
-        if durability and not done.deduped:
-            self._metrics.appended(durability, "native", count, size, ns)
-
     # Answers
 
     def _reply(self, op: bytes, request_id: Raw, rest: bytes) -> None:
         self.reply(b'{"op":"%b","request_id":%b%b' % (op, bytes(request_id), rest))
 
-    def _refuse(self, request_id: Raw, code: str, message: str, **more: object) -> None:
-        fields = encode({"code": code, "message": message, **more})[1:]
-        self._reply(b"error", request_id, b"," + fields)
+    def _refuse(self, request_id: Raw, code: str, message: str) -> None:
+        self.reply(refusal(request_id, code, message))
 
     def _refuse_error(self, request_id: Raw, error: BaseException) -> None:
-        known = told(error, "a WebSocket command")
-        # There is no header to say it in.
-        after = {k: v for k, v in known.detail.items() if k == "retry_after_ms"}
-        self._refuse(request_id, known.code, str(known), **after)
+        text, known = refusal_of(request_id, error)
+        self.reply(text)
         if isinstance(known, OutOfResources):
-            self.close(BROKEN, "out of memory")
+            self.out_of_memory()
+
+    def out_of_memory(self) -> None:
+        """Close the connection: what it was sent may not be all that it was owed."""
+        self.close(BROKEN, "out of memory")
 
     def ended(self) -> None:
         for name in list(self._patterns):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import HeadraceError, NotReady
-from headrace.engine.appending import append
+from headrace.engine.appending import append_block
 from headrace.engine.engine import Engine
 from headrace.engine.topics.topic import Topic
 from headrace.storage.wal import batch_writer
@@ -39,14 +39,14 @@ def test_no_memory_for_the_block_changes_nothing(
     engine = start()
     how: dict[str, Any] = {"config": {"durability": durability}, "idempotency_key": "k"}
     with monkeypatch.context() as patch:
-        patch.setattr(append, "encode_block", no_memory)
+        patch.setattr(append_block, "encode_block", no_memory)
         error = refused(engine, **how)
     assert (error.code, error.detail) == ("out_of_resources", {"outcome": "nothing"})
     engine.runtime.drain()
     assert engine.topics() == []  # the topic that it would have created, too
     assert engine.append("t", [b"1"], **how).result().first_seq == 1
     with monkeypatch.context() as patch:
-        patch.setattr(append, "encode_block", no_memory)
+        patch.setattr(append_block, "encode_block", no_memory)
         refused(engine)
     assert engine.append("t", [b"2"]).result().first_seq == 2
     assert seqs(engine) == [1, 2]
@@ -92,7 +92,7 @@ def test_no_memory_to_apply_what_is_in_the_log_makes_it_read_only(
     disk = SimDisk()
     engine = start(disk)
     engine.append("t", [b"1"], config={"durability": durability}).result()
-    publish, left = Topic.publish, [None]
+    publish, left = Topic.publish_one_of_many, [None]
 
     def publish_later(*arguments: Any) -> None:
         if left:
@@ -101,7 +101,7 @@ def test_no_memory_to_apply_what_is_in_the_log_makes_it_read_only(
         publish(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Topic, "publish", publish_later)
+        patch.setattr(Topic, "publish_one_of_many", publish_later)
         tickets = [engine.append("t", [b"x"]) for _ in range(3)]
         for ticket in tickets:
             # Those behind it are in the log, too, and must not be shown in its place.

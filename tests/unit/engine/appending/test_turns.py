@@ -185,3 +185,18 @@ def test_one_callers_mistake_is_not_the_others(engine: Engine) -> None:
     engine.runtime.run()
     assert bad.error is not None
     assert (good.result().last_seq, late.result().last_seq) == (1, 2)
+
+
+def test_the_totals_are_those_of_the_topics(start: Start) -> None:
+    """Also where a cap takes records in the midst of a turn."""
+    engine = start(SimDisk())
+    for name in ("disk", "capped", "ephemeral"):
+        engine.put_topic(name, {**CONFIGS[name], "durability": "disk"}).result()
+    for _ in range(5):
+        ask(engine, ["disk", "capped", "disk", "capped", "capped", "ephemeral", "disk"])
+        engine.runtime.run()
+    topics, totals = engine.state.by_name.values(), engine.state.totals
+    assert totals.records == sum(topic.count for topic in topics) == 15 + 4 + 5
+    assert totals.bytes == sum(topic.bytes for topic in topics)
+    assert totals.unsealed_bytes == sum(topic.unsealed_bytes for topic in topics)
+    assert totals.staged_bytes == 0

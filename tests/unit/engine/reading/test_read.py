@@ -9,9 +9,11 @@ from typing import NamedTuple
 import pytest
 
 from headrace.core.clock import ManualClock
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import InvalidRequest, TopicNotFound
+from headrace.core.runtime import Ticket
 from headrace.engine.engine import Engine
 from headrace.engine.reading.page import Page
+from headrace.engine.reading.page_rows import ReadRequest
 from headrace.storage.block import Batch
 from headrace.storage.files.merge_policy import MergePolicy
 from headrace.storage.files.store import DirectoryStore
@@ -301,6 +303,55 @@ def test_j3_a_topic_can_switch_the_filter_off(lab: Lab) -> None:
 
     engine = lab.make(fill, 3)
     assert seqs_of_page(read(engine, nodes=["me"])) == [1, 2, 3, 4, 5, 6]
+
+
+# A page at once, or a ticket of it
+
+
+def test_what_memory_holds_is_a_page_at_once(engine: Engine) -> None:
+    engine.append("t", [1, 2]).result()
+    engine.append("t", [3]).result()
+    page = engine.consume("t", ReadRequest(1))
+    assert isinstance(page, Page) and seqs_of_page(page) == [2, 3]
+    with pytest.raises(TopicNotFound):
+        engine.consume("nowhere", ReadRequest())
+
+
+def test_what_a_disk_holds_is_a_ticket_first(start: Start) -> None:
+    engine = start()
+    engine.append("t", [1, 2]).result()
+    engine.checkpoint().result()
+    forget(engine, cached=False)
+    engine.append("t", [3]).result()
+    found = engine.consume("t", ReadRequest())
+    assert isinstance(found, Ticket) and not found.done
+    assert seqs_of_page(found.result()) == [1, 2, 3]
+    again = engine.consume("t", ReadRequest())  # by now the cache has it
+    assert isinstance(again, Page) and again.records == found.result().records
+
+
+def test_a_topic_that_ends_while_a_disk_is_read_is_gone(start: Start) -> None:
+    engine = start()
+    engine.append("t", [1]).result()
+    engine.checkpoint().result()
+    forget(engine, cached=False)
+    found = engine.consume("t", ReadRequest())
+    assert isinstance(found, Ticket)
+    topic = engine.state.topic("t")
+    engine.state.topics.release_name(topic)
+    engine.state.forget(topic)
+    engine.runtime.run()
+    assert isinstance(found.error, TopicNotFound)
+
+
+def test_consuming_counts_for_the_priority_of_a_topic(engine: Engine, clock: ManualClock) -> None:
+    engine.append("t", [1]).result()
+    clock.advance(50)
+    engine.read("t").result()
+    topic = engine.state.topic("t")
+    assert topic.last_read_ms < engine.state.clock.now_ms()
+    engine.consume("t", ReadRequest())
+    assert topic.last_read_ms == engine.state.clock.now_ms()
 
 
 # Waiting

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.core.settings import Settings
+from headrace.engine import sealed_blocks
 from headrace.engine.engine import Engine
 from headrace.engine.sealing import checkpoint, checkpointer
-from headrace.engine.state import BLOCKS_PER_STEP
 from headrace.storage.block import Batch
 from tests.support.engines import Start
 
@@ -35,6 +35,7 @@ def test_captures_are_freed_in_the_lane(tmp_path: Path, monkeypatch: pytest.Monk
 def test_blocks_leave_memory_in_steps(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop has a turn between them, and none of them drops more than a few."""
     monkeypatch.setattr(checkpointer, "SLICE_NS", -1)  # a turn after every step
+    monkeypatch.setattr(sealed_blocks, "BLOCKS_PER_STEP", blocks_per_step := 64)
     engine = start(memory_budget_bytes=6 << 20, read_cache_bytes=0, tag_index_bytes_max=0)
     block_bytes = 3_000
     for _ in range(2):  # a little less than half of the budget each time
@@ -50,7 +51,7 @@ def test_blocks_leave_memory_in_steps(start: Start, monkeypatch: pytest.MonkeyPa
         dropped.append((before - now) // block_bytes)
         before = now
     assert before <= 3 << 20
-    assert sum(dropped) > 5 * BLOCKS_PER_STEP and max(dropped) < 2 * BLOCKS_PER_STEP
+    assert sum(dropped) > 5 * blocks_per_step and max(dropped) < 2 * blocks_per_step
 
 
 def test_topics_may_go_while_their_blocks_leave_memory(

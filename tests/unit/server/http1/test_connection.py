@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from headrace.wire.exchange import Exchange
-from headrace.wire.routes import Route
+from headrace.wire.routes import READ, Route
 from tests.support.served_app import Served, read_response, read_until
 from tests.support.transport_routes import HTTP1_SETTINGS as SETTINGS
 from tests.support.transport_routes import Handlers, http1_handlers
@@ -52,6 +53,30 @@ def test_at_most_so_many_requests_of_a_connection_are_in_progress(
         assert len(handlers.held) == 8
         served.call(lambda: handlers.held[0].answer(200, b"x"))
         served.wait(lambda: len(handlers.held) == 9)
+
+
+def test_pipelined_reads_of_a_client_that_takes_nothing_end_at_a_bound() -> None:
+    """Where the reads of a turn are handled together, too: their answers may be large."""
+    handled = []
+
+    def read_all(exchanges: Sequence[Exchange]) -> None:
+        for exchange in exchanges:
+            handled.append(exchange)
+            exchange.answer(200, b"x" * (4 << 20))
+
+    route = Route(
+        "GET", "/large", lambda one: read_all([one]), frozenset({READ}), name_param=False,
+        turn_handler=read_all,
+    )  # fmt: skip
+    settings = replace(SETTINGS, pipeline_requests_max=64)
+    with Served(settings, [route]) as served, served.connect() as sock:
+        sock.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 30)
+        served.wait(lambda: len(handled) > 0)
+        time.sleep(0.1)
+        assert len(handled) <= 4, "the buffers of the kernel may take one or two"
+        for _ in range(30):
+            assert len(read_response(sock).body) == 4 << 20
+        assert len(handled) == 30
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 50])

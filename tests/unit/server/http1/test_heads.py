@@ -12,7 +12,7 @@ from headrace.core.settings import Settings
 from headrace.server.http1 import heads as http1_heads
 from headrace.server.http1.answer import Http1Exchange
 from headrace.server.http1.connection import Http1Connection
-from headrace.server.http1.heads import HeadLayout, KnownHeads
+from headrace.server.http1.heads import HeadLayout, KnownHead, KnownHeads
 from headrace.wire.exchange import Exchange
 from headrace.wire.routes import Route
 from tests.support.memory_transport import MemoryTransport
@@ -149,9 +149,10 @@ def test_no_key_is_kept() -> None:
     heads = KnownHeads()
     with Served(SETTINGS, ROUTES, heads=heads) as server:
         answers(server, HOLES, HOLES)
-    assert len(heads) == 2
-    (layout,) = heads._layouts.values()
+    assert len(heads) == 3, "a line, a layout, and the head that they are together"
+    (layout,), (known,) = heads._layouts.values(), heads._known.values()
     kept = [getattr(layout, name) for name in HeadLayout.__slots__]
+    kept += [getattr(known, name) for name in KnownHead.__slots__]
     assert "s3cret" not in repr([heads._lines, *heads._layouts, *kept])
 
 

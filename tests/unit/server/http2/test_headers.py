@@ -9,13 +9,8 @@ from hpack.hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.server.http2.headers import (
-    HeadReader,
-    HeadWriter,
-    Malformed,
-    encode_head,
-    encode_whole,
-)
+from headrace.server.http2.headers import Head, HeadReader, Malformed
+from headrace.server.http2.response_heads import HeadWriter, encode_head, encode_whole
 
 names = st.sampled_from([b"accept", b"cookie", b"x-a", b"x-b", b"user-agent", b"etag"])
 values = st.one_of(
@@ -95,3 +90,84 @@ def test_what_is_remembered_is_forgotten_when_the_table_changes() -> None:
     assert reader.read(moved).path == "/1"
     with pytest.raises(Malformed):
         reader.read(again)
+
+
+# Heads that differ from those before them in values that vary
+
+START = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"a"), (b":path", b"/1?q")]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(
+                st.sampled_from(
+                    [
+                        b"idempotency-key",
+                        b"content-length",
+                        b"traceparent",
+                        b"authorization",
+                        b"x-a",
+                    ]
+                ),
+                max_size=4,
+            ),
+            st.lists(st.sampled_from([b"", b"1", b"22", b" 1", b"1\r\n2", b"x"]), min_size=4),
+        ),
+        max_size=12,
+    ),
+    st.booleans(),
+)
+def test_a_head_is_the_same_whatever_came_before_it(
+    heads: list[tuple[list[bytes], list[bytes]]], indexed: bool
+) -> None:
+    encoder, reader = Encoder(), HeadReader(1 << 16)
+    if not indexed:
+        encoder.header_table_size = 0
+    for names_of, values_of in heads:
+        fields = [*START, *zip(names_of, values_of, strict=False)]
+        block = encoder.encode(fields)
+        first = HeadReader(1 << 16)
+        try:
+            wanted = first.read(Encoder().encode(fields))
+        except Malformed:
+            with pytest.raises(Malformed):
+                reader.read(block)
+            continue
+        head = reader.read(block)
+        for name in ("method", "path", "query", "headers", "length", "upgrade", "bytes"):
+            assert getattr(head, name) == getattr(wanted, name)
+
+
+def test_what_handlers_know_is_kept_for_lengths_and_not_for_keys() -> None:
+    encoder, reader = Encoder(), HeadReader(1 << 16)
+
+    def head(*more: tuple[bytes, bytes]) -> Head:
+        return reader.read(encoder.encode([*START, *more]))
+
+    short, long = head((b"content-length", b"1")), head((b"content-length", b"22"))
+    assert short is not long and short.memo is long.memo is not None
+    head((b"idempotency-key", b"a"))
+    second = head((b"idempotency-key", b"b"))
+    assert second.memo is None, "a handler may have looked at the key"
+    again = head((b"idempotency-key", b"b"))
+    assert again.headers == second.headers and again.memo == {}
+    assert head((b"idempotency-key", b"b")).memo is again.memo, "all of it is the same"
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        (b"idempotency-key", b"1\r\nx-a: 2"),
+        (b"authorization", b"a\x00"),
+        (b"traceparent", b" 1"),
+        (b"content-length", b"x"),
+        (b"content-length", b"-1"),
+    ],
+)
+def test_values_that_vary_are_checked_in_every_head(name: bytes, bad: bytes) -> None:
+    encoder, reader = Encoder(), HeadReader(1 << 16)
+    for value in (b"1", b"2"):
+        assert reader.read(encoder.encode([*START, (name, value)])).headers[name] == value
+    with pytest.raises(Malformed):
+        reader.read(encoder.encode([*START, (name, bad)]))

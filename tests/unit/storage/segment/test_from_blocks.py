@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.storage.block import KIND_MIXED, Batch, Block
-from headrace.storage.block_encoding import encode_block
+from headrace.storage.block_encoding import encode_block, share
 from headrace.storage.segment.format import OPTIONAL_COLUMNS
-from headrace.storage.segment.from_blocks import Piece, batch_of_blocks, optional_columns
+from headrace.storage.segment.from_blocks import (
+    BlockRows,
+    BlockRun,
+    Piece,
+    batch_of_blocks,
+    optional_columns,
+)
 
 NAMES = st.text(max_size=4)
 BYTES = st.binary(max_size=12)
@@ -100,6 +106,45 @@ def test_a_batch_has_the_rows_of_its_pieces(given_pieces: list[Piece]) -> None:
     assert all(batch.column(name).null_count < len(rows) for name in set(batch.schema.names))
     blocks = [block for _, block, _, _ in given_pieces]
     assert set(batch.schema.names) & OPTIONAL_COLUMNS <= optional_columns(blocks)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[BlockRun]:
+    found: list[BlockRun] = []
+    for topic_id in range(1, draw(st.integers(1, 4)) + 1):
+        first_seq = draw(st.integers(1, 2**40))
+        blocks: list[Block] = []
+        for batch in draw(st.lists(batches(), min_size=1, max_size=4)):
+            block = encode_block(batch, topic_id, first_seq, draw(st.integers(0, 99)), 7)
+            if draw(st.booleans()):  # as in the destination of a router
+                block = Block(
+                    share(block.raw),
+                    first_seq,
+                    block.count,
+                    block.ts,
+                    block.arrived_ms,
+                    block.bytes,
+                )
+            blocks.append(block)
+            first_seq += block.count + draw(st.integers(0, 3))
+        found.append(BlockRun(topic_id, blocks, draw(st.integers(0, blocks[0].count - 1))))
+    return found
+
+
+@given(runs())
+def test_runs_of_whole_blocks_are_what_their_pieces_are(given_runs: list[BlockRun]) -> None:
+    """A checkpoint has runs, a reader has pieces; the rows are the same."""
+    pieces = [
+        (run.topic_id, block, run.skipped if block is run.blocks[0] else 0, block.count)
+        for run in given_runs
+        for block in run.blocks
+    ]
+    rows = BlockRows.of_runs(given_runs)
+    batch = rows.batch()
+    batch.validate(full=True)
+    assert batch.equals(batch_of_blocks(pieces))
+    assert rows.count == batch.num_rows <= sum(run.rows_max for run in given_runs)
+    assert rows.optional == optional_columns([block for _, block, _, _ in pieces])
 
 
 def test_many_single_records_of_many_topics() -> None:

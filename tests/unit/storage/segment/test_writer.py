@@ -95,6 +95,23 @@ def test_row_groups_keep_to_their_size(fs: RealFilesystem) -> None:
     segment.close()
 
 
+def test_a_group_ends_where_the_caller_says(fs: RealFilesystem) -> None:
+    """And a topic that goes on in the next one is in the directory once."""
+    writer = SegmentWriter(fs, 1, 0, 0, 5, columns=frozenset())
+    writer.end_group()  # nothing was added yet
+    for first_seq, count in ((1, 3), (4, 2), (9, 4)):
+        writer.add(batch_of(1, first_seq, count))
+        writer.end_group()
+    writer.add(batch_of(2, 1, 1))
+    segment = open_segment(fs, writer.finish(), BlockCache(0))
+    assert [batch.num_rows for batch in segment.batches()] == [3, 2, 4, 1]
+    directory = segment.directory()
+    assert list(directory.topic_ids) == [1, 2]
+    assert (list(directory.first_seqs), list(directory.last_seqs)) == ([1, 1], [12, 1])
+    assert list(directory.flags) == [0, FLAG_DENSE]
+    segment.close()
+
+
 def test_the_directory_says_what_the_rows_are(fs: RealFilesystem) -> None:
     gap = [batch_of(4, 10, 3), batch_of(4, 20, 3, tags=True)]
     meta = write(fs, batch_of(1, 1, 50), *gap, batch_of(7, 5, 2), group_bytes=300)

@@ -183,13 +183,14 @@ def test_a_full_one_holds_the_state_after_the_change_and_leaves_the_state_alone(
 
 
 def test_topics_are_encoded_in_bounded_pieces() -> None:
-    many = some_change(topics={n: some_topic(n) for n in range(2500)})
+    most = snapshot.CHUNK_ENTRIES_MAX
+    many = some_change(topics={n: some_topic(n) for n in range(2 * most + 9)})
     chunks = list(encode_body(delta_body(many)))
     assert [struct.unpack_from("<II", chunk) for chunk in chunks] == [
         (snapshot.SCALARS, 1),
-        (snapshot.TOPICS, 1000),
-        (snapshot.TOPICS, 1000),
-        (snapshot.TOPICS, 500),
+        (snapshot.TOPICS, most),
+        (snapshot.TOPICS, most),
+        (snapshot.TOPICS, 9),
     ]
     big = bytes(snapshot.CHUNK_BYTES_TARGET // 2)
     large = {n: msgspec.structs.replace(some_topic(n), holes=big) for n in range(4)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.wire.native import websocket as native_ws
+from headrace.wire.native import websocket_publish
 from tests.support.exchanges import GivenKey
 from tests.support.expected_answers import two_appended
 from tests.support.live_readers import Live
@@ -89,7 +89,7 @@ def test_a_config_is_applied_where_the_topic_is_created(live: Live, client: Clie
 def test_publishes_in_progress_are_bounded(
     live: Live, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_ws, "PUBLISHES_MAX", 2)
+    monkeypatch.setattr(websocket_publish, "PUBLISHES_MAX", 2)
     live.engine.put_topic("jobs", {"durability": "fsync"}).result()
     for number in range(3):
         client.send("publish", request_id=number, topic="jobs", records=[{"data": 1}])

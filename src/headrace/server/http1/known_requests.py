@@ -1,0 +1,78 @@
+"""Requests of a connection whose heads are known: taken as they are, without the parser.
+
+Only this file decides when the parser is not asked: the head of a request was seen before
+(`heads.py`), all of its body has come with it, and it is no longer than a body may be.  Whatever
+else comes goes to `reader.py`.
+"""
+
+from __future__ import annotations
+
+from headrace.server.admitted_heads import AdmittedHead, admitted_head
+from headrace.server.http1.answer import Http1Exchange
+from headrace.server.http1.heads import WHOLE_HEAD_BYTES_MAX, KnownHead
+from headrace.server.http1.reader import RequestReader
+from headrace.server.http1.states import IDLE
+
+
+class KnownRequests(RequestReader):
+    """The requests of a connection that are not parsed."""
+
+    __slots__ = ()
+
+    # What the other half does
+
+    def _hand_over_alone(self, exchange: Http1Exchange, admitted: AdmittedHead) -> None:
+        """Give the application the only request of the connection."""
+        raise NotImplementedError
+
+    # Reading
+
+    def _take(self, data: bytes) -> None:
+        """Read requests, or parts of them, behind the end of the last one."""
+        start = data.find(b"\r\n\r\n", 0, WHOLE_HEAD_BYTES_MAX) + 4
+        known = self._heads.whole.get(data[:start])
+        if (
+            known is None
+            or len(data) - start != known.length
+            or known.length > self._body_bytes_max
+            or self._nothing_follows
+        ):
+            self._take_some(data)
+        else:  # all of it is here, and nothing follows
+            self._take_known(known, known.headers, data[start:])
+
+    def _take_known(self, known: KnownHead, headers: dict[bytes, bytes], body: bytes) -> None:
+        """Take a request whose head is known."""
+        self._attempts = 0
+        exchange = self._new_exchange(known.target, headers)
+        exchange.body = body
+        exchange.received = True
+        exchange.memo = known.memo
+        admitted = known.admitted
+        if admitted is None:
+            admitted = known.admitted = admitted_head(self.app, exchange)
+        exchange.admitted = admitted
+        queue = self.queue
+        queue.append(exchange)
+        if admitted is not None and len(queue) == 1:
+            self._hand_over_alone(exchange, admitted)
+        else:
+            self._hand_over()
+
+    def _take_some(self, data: bytes) -> None:
+        """Take requests whose heads are known in parts, and parse what is left."""
+        heads, at, size = self._heads, 0, len(data)
+        while at < size and self.reading is IDLE and not self._nothing_follows:
+            taken = heads.take(data, at, self._layout)
+            if taken is None:
+                layout = heads.layout_of(data, at)
+                if layout is None or layout is self._layout:
+                    break
+                self._layout = layout
+                continue
+            if len(taken.body) > self._body_bytes_max:
+                break
+            known, headers, body, at = taken
+            self._take_known(known, headers, body)
+        if at < size:
+            self._feed(data[at:] if at else data)
