@@ -56,8 +56,12 @@ class Checkpointer:
         self._state.runtime.soon(self.maybe)
 
     def _room_changed(self) -> None:
-        """When room gets short: see what a checkpoint frees of it."""
-        if self._state.room.state == "disk_full":
+        """When room gets short: see what a checkpoint frees of it.
+
+        Not soon after one that failed: where a disk has free bytes and refuses to write them (no
+        inodes left, a quota), shortages begin and end with every try.
+        """
+        if self._state.room.state == "disk_full" and not self._is_put_off():
             self._state.room.want()
             self._state.runtime.soon(self.maybe)
 
@@ -85,7 +89,7 @@ class Checkpointer:
         if state.room.was_wanted():
             self.run()
             return
-        if self._not_before_ns and state.clock.monotonic_ns() < self._not_before_ns:
+        if self._is_put_off():
             return
         urgent = state.totals.unsealed_bytes >= state.settings.memory_budget_bytes // 2
         grown = self._wal_bytes() - self._wal_mark >= state.settings.checkpoint_wal_bytes
@@ -182,6 +186,10 @@ class Checkpointer:
         log.warning("checkpoint failed, the log is kept: %s", failure)
         self._not_before_ns = self._state.clock.monotonic_ns() + RETRY_MS * 1_000_000
         self._state.runtime.later(RETRY_MS, self.maybe)
+
+    def _is_put_off(self) -> bool:
+        """Whether one has failed so recently that none starts by itself."""
+        return self._state.clock.monotonic_ns() < self._not_before_ns
 
     def close(self) -> None:
         """Run the last checkpoint of a clean exit, in the calling thread; nothing is in flight."""

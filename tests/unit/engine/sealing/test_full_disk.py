@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,8 +16,10 @@ from headrace.core.runtime import StepRuntime
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.storage.reserve import RESERVE_PATH
+from headrace.testing.faultfs import Fault, FaultFilesystem, FaultPlan
 from headrace.testing.simdisk import SimDisk
 from tests.support.router_calls import route
+from tests.support.wal_logs import Switch
 
 DISK_BYTES = 4 * MIB
 SETTINGS = Settings(
@@ -362,3 +365,37 @@ def test_l19_a_source_with_a_full_destination_can_be_deleted(first: str) -> None
         assert lost is None
     settle(engine)
     engine.append("kept", [RECORD]).result()
+
+
+@pytest.mark.parametrize("reserve_bytes", [0, 256 * KIB])
+def test_l12_a_disk_that_refuses_its_free_bytes_is_not_tried_without_end(
+    reserve_bytes: int,
+) -> None:
+    """No inodes, a quota: each shortage ends at once by the free bytes, and the next write fails.
+
+    The log file that a checkpoint begins is refused, and so is every append; checkpoints have to
+    wait between their tries, and everything goes on once the disk writes again.
+    """
+    switch, clock = Switch(errno.ENOSPC), ManualClock()
+    fault = Fault("pwritev", 1, "call", forever=True, path="wal/*", hook=switch)
+    disk = FaultFilesystem(SimDisk(), FaultPlan(fault))
+    runtime = StepRuntime(clock)
+    settings = replace(SETTINGS, disk_reserve_bytes=reserve_bytes)
+    engine = Engine(disk, runtime, settings, random=SeededRandom(1))
+    engine.recover()
+    engine.append("full", [RECORD]).result()
+    switch.on = True
+    engine.checkpoint()
+    for _ in range(5):
+        ticket = engine.append("full", [RECORD])
+        steps = sum(1 for _ in zip(range(5_000), iter(runtime.step, False), strict=False))
+        assert steps < 5_000, "it never rests"
+        assert isinstance(ticket.error, NotReady), ticket.error
+        clock.advance(100)
+    assert engine.checkpointer.failures_total <= 3
+    switch.on = False
+    clock.advance(6_000)
+    settle(engine)
+    engine.append("full", [RECORD]).result()
+    engine.checkpoint().result()
+    assert count(engine, "full") == 2
