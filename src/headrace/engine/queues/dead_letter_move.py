@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from pyroaring import BitMap64
 
+from headrace.core.error_frames import without_frames
 from headrace.core.errors import (
     HeadraceError,
     ProducerFenced,
@@ -62,6 +63,7 @@ class DeadLetterMove:
         topic: Topic,
         queue: QueueState,
         move: MoveState,
+        held_up: Callable[[HeadraceError], None],
     ) -> None:
         self._state = state
         self._appender = appender
@@ -72,12 +74,22 @@ class DeadLetterMove:
         self._dest = move.topic
         self._seqs = list(move.seqs)
         self._number = move.number
+        self._held_up = held_up  # to be called when the log refuses to end the move
+        self.failure: HeadraceError | None = None  # with which the log refuses to end the move
         self.answer: Ticket[int] = Ticket(state.runtime)
 
     def end(self, done: Ticket[int]) -> None:
         """Answer as the steps have ended, unless a failure that was tried again was told before."""
         if not self.answer.done:
             pass_on(done, self.answer)
+
+    def refuse(self, error: HeadraceError) -> None:
+        """Fail before the first step, because the move before this one cannot end."""
+        if self._number != NEW_MOVE or self.answer.done:
+            return  # a move that the log knows has to be finished
+        self._give_back()
+        self._seqs = []
+        self.answer.fail(error)
 
     def steps(self) -> Steps[int]:
         """Copy jobs to the other topic, then delete them here; return how many have moved.
@@ -263,10 +275,13 @@ class DeadLetterMove:
             event = QueueEvent(EVENT_MOVED, self._seqs, total, number=self._number)
             try:
                 yield self._logged(event)
+                self.failure = None
                 break
             except HeadraceError as error:
+                self.failure = without_frames(error)
                 if not self.answer.done:
                     self.answer.fail(error)
+                self._held_up(error)
             # The copies are there, so the jobs must not be handed out, and no other move may take
             # the next number: try until it works.  What is closing leaves it to the next start.
             yield Ticket(state.runtime) if state.closing else pause(state.runtime, RETRY_MS)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 from pyroaring import BitMap64
 
+from headrace.core.errors import HeadraceError
 from headrace.core.runtime import Ticket
 from headrace.core.steps import Line, Steps, follow_at_once
 from headrace.engine.appending.append import Appender
@@ -84,6 +85,7 @@ class DeadLetters:
         self._reader = reader
         self._claimable = claimable  # to be called when jobs can be claimed again
         self._lines: dict[int, Line] = {}  # by topic that jobs are being moved from
+        self._moves: dict[int, list[DeadLetterMove]] = {}  # the same: under way and waiting
         self._burying: dict[int, Ticket[None]] = {}
         self._refused: dict[int, _Refused] = {}  # by topic
 
@@ -97,15 +99,30 @@ class DeadLetters:
             self._move(topic, queue, move)
 
     def _move(self, topic: Topic, queue: QueueState, asked: MoveState) -> Ticket[int]:
-        """Move jobs after those that are being moved; return the ticket of how many have moved."""
+        """Move jobs after those that are being moved; return the ticket of how many have moved.
+
+        A move that the log refuses to end is tried again until it ends, after the next start
+        perhaps.  Those that wait behind it are refused as it was.
+        """
         line = self._lines.setdefault(topic.id, Line(self._state.runtime, follow_at_once))
-        move = DeadLetterMove(self._state, self._appender, self._claimable, topic, queue, asked)
+        moves = self._moves.setdefault(topic.id, [])
+
+        def refuse_waiting(error: HeadraceError) -> None:
+            for waiting in moves[1:]:
+                waiting.refuse(error)
 
         def ended(done: Ticket[int]) -> None:
-            if not line.busy and self._lines.get(topic.id) is line:
-                del self._lines[topic.id]
+            moves.remove(move)
+            if not moves and self._lines.get(topic.id) is line:
+                del self._lines[topic.id], self._moves[topic.id]
             move.end(done)
 
+        move = DeadLetterMove(
+            self._state, self._appender, self._claimable, topic, queue, asked, refuse_waiting
+        )
+        moves.append(move)
+        if moves[0].failure is not None:
+            move.refuse(moves[0].failure)
         line.run(move.steps()).when_done(ended)
         return move.answer
 

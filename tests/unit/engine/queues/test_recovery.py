@@ -8,6 +8,7 @@ from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.errors import HeadraceError, NotReady
 from headrace.core.runtime import StepRuntime
 from headrace.engine.engine import Engine
+from headrace.engine.queues.dead_letters import Redrive
 from headrace.engine.queues.replay import replay_event
 from headrace.engine.recovery import log_replay
 from headrace.engine.state import EngineState
@@ -466,3 +467,33 @@ def test_h8_delayed_jobs_come_back_in_their_time_and_lowest_first_after_a_start(
     assert seqs_of(claim(engine, 9)) == [2, 3, 5]
     clock.advance(1_000)
     assert seqs_of(claim(engine, 9)) == [1]
+
+
+def test_moves_behind_one_that_the_log_holds_up_are_refused(
+    start: Start, clock: ManualClock
+) -> None:
+    """Whether they came before the log failed or after; later nothing is there twice."""
+    plan = FullPlan()
+    engine = start(FaultFilesystem(SimDisk(), plan))
+    make(engine, max_deliveries=1, dead_letter="dead")
+    add(engine, 4)
+    engine.queues.nack("jobs", "a", seqs_of(claim(engine, 4))).result()
+    assert claim(engine) == []
+    make(engine)
+    first = engine.queues.redrive("dead", Redrive(limit=1))
+    before = engine.queues.redrive("dead", Redrive(from_seq=1, limit=1))
+    while not engine.topic("jobs").count:
+        assert engine.runtime.step()  # type: ignore[attr-defined]
+    assert not first.done and not before.done
+    plan.armed = True
+    run(engine)
+    after = engine.queues.redrive("dead", Redrive(from_seq=2, limit=2))
+    run(engine)
+    for ticket in (first, before, after):
+        assert isinstance(ticket.error, NotReady), ticket.error
+    plan.armed = False
+    clock.advance(5_001)
+    run(engine)
+    assert engine.queues.redrive("dead", Redrive()).result().moved == 3
+    assert contents(engine, "dead") == []
+    assert sorted(contents(engine, "jobs")) == [b"1", b"2", b"3", b"4"]
