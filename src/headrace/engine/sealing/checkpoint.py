@@ -228,6 +228,9 @@ class Checkpoint:
             self._files.policy,
             state.totals.bytes // self._files.policy.own_topics_max,
         )
+        # Topics drop their blocks when memory is short, and these would keep them from going.
+        for captured in self._captures:
+            let_go(captured.blocks)
         return self._files.open_new(metas)
 
     def _refuse_without_room(self) -> None:

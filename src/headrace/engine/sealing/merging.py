@@ -25,6 +25,9 @@ from headrace.storage.segment.reader import Segment
 log = logging.getLogger("headrace.checkpoint")
 
 LANE = "merge"
+# What a merge takes: of each of eight inputs a row group and its bytes, the rows that are sorted,
+# and the row group that is written.  So much less is kept in memory of what files hold.
+MERGE_MEMORY_BYTES = 48 << 20
 
 
 class Merging:
@@ -47,6 +50,7 @@ class Merging:
         if planned:
             self.under_way = True
             self.inputs = {file_id for one in planned for file_id in one.job.inputs}
+            self._state.sealed_blocks.reserve(MERGE_MEMORY_BYTES)
             follow_at_once(self._state.runtime, self._all(planned))
 
     def end_or_hurry(self) -> Ticket[None]:
@@ -91,6 +95,7 @@ class Merging:
             # The files before the merge are all there and say the same.
             log.warning("merging stopped, its inputs are kept: %s", error)
         self.under_way = False
+        self._state.sealed_blocks.reserve(0)
         self.inputs = {file_id for merged in self._merged for file_id in merged.inputs}
         if self._waiting is not None:
             self._answer()

@@ -50,7 +50,7 @@ class Capture(msgspec.Struct, frozen=True, gc=False):
 
     topic: Topic
     state: TopicState
-    blocks: list[Block]  # not sealed yet, oldest first
+    blocks: list[Block]  # not sealed yet, oldest first; none once they have been written
     base: int  # rows up to here are dead
     bytes_max: int  # at least as many as the blocks have
 
