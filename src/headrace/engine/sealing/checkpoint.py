@@ -32,6 +32,7 @@ from headrace.engine.sealing.seal import (
     SEGMENTS,
     Capture,
     capture,
+    forget_blocks,
     reserved_to,
     sealed,
     unsealed,
@@ -76,6 +77,7 @@ class Checkpoint:
         self._files = files
         self._merging = merging
         self._next_is_due = next_is_due
+        self._started_ns = state.clock.monotonic_ns()
         self.stall_ns_max = 0
         self._wal_number = next(state.wal_numbers)
         self._next_topic_id = state.topics.next_id
@@ -215,6 +217,8 @@ class Checkpoint:
         for segment in segments:
             self._files.add_file(segment)
         yield from self._in_slices(list(self._captures), lambda one: sealed(self._state, one))
+        size = sum(segment.meta.size for segment in segments)
+        self._state.throttle.sealed(size, self._state.clock.monotonic_ns() - self._started_ns)
 
     def _write_files(self) -> list[Segment]:
         """Off the loop: write the captures to files; return these, open for reading."""
@@ -228,9 +232,7 @@ class Checkpoint:
             self._files.policy,
             state.totals.bytes // self._files.policy.own_topics_max,
         )
-        # Topics drop their blocks when memory is short, and these would keep them from going.
-        for captured in self._captures:
-            let_go(captured.blocks)
+        forget_blocks(self._captures)
         return self._files.open_new(metas)
 
     def _refuse_without_room(self) -> None:

@@ -167,6 +167,15 @@ def write_captures(
     return metas
 
 
+def forget_blocks(captures: Sequence[Capture]) -> None:
+    """Off the loop: let go of blocks that have been written.
+
+    Topics drop theirs when memory is short, and these would keep them in memory until the snapshot.
+    """
+    for captured in captures:
+        let_go(captured.blocks)
+
+
 def _by_topic(captures: Sequence[Capture]) -> Iterator[Capture]:
     """Yield captures by the ids of their topics.
 
