@@ -79,7 +79,7 @@ class WalShard:
         self._pending_now = False  # some pending commit needs no sync
         self._pending_sync = False  # some pending commit needs one
         self._flush_asked = False
-        self._put_off_since_ns = 0  # when the first came that waits on purpose; 0: none does
+        self._put_off_since_ns: int | None = None  # when the first came that waits on purpose
         self._put_off_to_ns = 0
         self.forwards_staged = 0  # counted by the part that stages them
         # Commits that wait for a sync: up to which position, how long the write took, and when.
@@ -168,7 +168,7 @@ class WalShard:
         Of several delays the longest counts.  Whoever asks for a flush has it all written at once.
         """
         now = self._runtime.clock.monotonic_ns()
-        if not self._put_off_since_ns:
+        if self._put_off_since_ns is None:
             self._put_off_since_ns = now
             self._runtime.later(delay_ms, self._flush_at_last)
         due = self._put_off_since_ns + delay_ms * NS_PER_MS
@@ -176,7 +176,7 @@ class WalShard:
 
     def flush_put_off(self) -> None:
         """Write what waits because of `flush_within` when the turn ends."""
-        if self._put_off_since_ns:
+        if self._put_off_since_ns is not None:
             self._runtime.soon(self.flush)
 
     def _flush_at_last(self) -> None:
@@ -184,7 +184,7 @@ class WalShard:
         if left_ns > 0 and self._pending:
             self._runtime.later(-(-left_ns // NS_PER_MS), self._flush_at_last)
             return
-        self._put_off_since_ns = self._put_off_to_ns = 0
+        self._put_off_since_ns, self._put_off_to_ns = None, 0
         if not self._closed:
             self.flush()
 
