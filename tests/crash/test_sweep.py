@@ -9,6 +9,9 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.clock import SystemClock
+from headrace.engine.sealing.sealed_files import PlannedMerge, SealedFiles
+from headrace.storage.files.merge_run import MergeRun
+from headrace.storage.snapshot.state import SnapshotChange
 from tests.harness.crash_points import KILL, Point, Report
 from tests.harness.explore import Explorer
 from tests.harness.workloads import WORKLOADS, perform
@@ -20,6 +23,7 @@ DEAR = {
     "snapshots",
     "relocate",
     "merge",
+    "merge_beside",
     "replay",
     "shards",
     "mixed",
@@ -60,6 +64,7 @@ SWEEPS: dict[str, tuple[int, int]] = {
     "recovery": (1, 470),
     "automatic": (1, 780),
     "merge": (1, 1_810),
+    "merge_beside": (1, 1_000),
     "seal_own": (1, 1_530),
     "relocate": (1, 1_980),
     "shards": (1, 1_470),
@@ -123,6 +128,29 @@ def test_syncs_of_the_loop_and_of_the_lane_are_both_crashed(workload: str) -> No
     shards = [shard for d in perform(workload, 1).drivers for shard in d.engine.state.shards]
     inline = sum(shard.inline_syncs_total for shard in shards)
     assert 0 < inline < sum(shard.syncs_total for shard in shards)
+
+
+def test_merges_are_crashed_that_go_on_beside_checkpoints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Snapshots are written while merges are under way."""
+    merges: list[MergeRun] = []
+    beside = 0
+    start, write = SealedFiles.start_merge, SealedFiles.write_snapshot
+
+    def started(files: SealedFiles, planned: PlannedMerge) -> MergeRun:
+        merges.append(start(files, planned))
+        return merges[-1]
+
+    def written(files: SealedFiles, change: SnapshotChange, *, alone: bool) -> None:
+        nonlocal beside
+        beside += bool(merges) and merges[-1].done is None
+        write(files, change, alone=alone)
+
+    monkeypatch.setattr(SealedFiles, "start_merge", started)
+    monkeypatch.setattr(SealedFiles, "write_snapshot", written)
+    perform("merge_beside", 1)
+    assert beside
 
 
 def test_the_suite_looks_at_enough_states() -> None:

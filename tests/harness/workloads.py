@@ -149,6 +149,23 @@ def merge(stage: Stage) -> None:
         driver.finish()
 
 
+def merge_beside(stage: Stage) -> None:
+    """Checkpoints that follow each other at once, so that merges go on beside them."""
+    driver = stage.open()
+    for turn in range(6):
+        for name in ("a", "b", "c"):
+            driver.append(name, *stage.records(2, tagged=True), config=FSYNC)
+        stage.checkpoint(driver)
+        driver.steps(stage.dice.below(20))
+        driver.append("a", stage.record(), config=FSYNC)
+        driver.delete("b", match="chat-42*")
+        stage.checkpoint(driver)
+        driver.steps(20 + stage.dice.below(40))
+        if turn == 4:
+            driver.drop("c")
+    driver.finish()
+
+
 def seal_own(stage: Stage) -> None:
     """A large topic beside small ones gets files of its own."""
     driver = stage.open()
@@ -426,6 +443,9 @@ WORKLOADS: dict[str, Workload] = {
     **{run.__name__: Workload(run) for run in _PLAIN},
     "automatic": Workload(automatic, Setup(_EAGER, _MERGES)),
     "merge": Workload(merge, Setup(policy=_MERGES)),
+    "merge_beside": Workload(
+        merge_beside, Setup(policy=_MERGES, shuffled=True, cached=False), ordered=False
+    ),
     "seal_own": Workload(seal_own, Setup(policy=_OWN)),
     "relocate": Workload(relocate, Setup(_COLD, _OWN, cold=True)),
     "shards": Workload(shards, ordered=False),

@@ -23,6 +23,7 @@ class SealedBlocks:
         self._budget_bytes = budget_bytes
         self._totals = totals
         self._cache = cache
+        self._reserved_bytes = 0  # of the budget, for work that needs memory of its own
         # By the time at which they were sealed; the first one leaves in a constant time.
         self._topics: OrderedDict[int, Topic] = OrderedDict()
 
@@ -35,6 +36,10 @@ class SealedBlocks:
         """Forget a topic, which has no such blocks any more."""
         self._topics.pop(topic.id, None)
 
+    def reserve(self, size: int) -> None:
+        """Leave `size` bytes of the budget to a merge; a quarter of it at most."""
+        self._reserved_bytes = min(size, self._budget_bytes // 4)
+
     def make_room(self) -> None:
         """Drop sealed blocks, of what was sealed longest ago first, until half the budget is free.
 
@@ -45,7 +50,7 @@ class SealedBlocks:
 
     def making_room(self) -> Iterator[None]:
         """Do the same a little at a time: the loop may have a turn after each step."""
-        while self._drop(self._budget_bytes // 2):
+        while self._drop(self._budget_bytes // 2 - self._reserved_bytes):
             yield
 
     def keep_to_budget(self) -> None:
@@ -54,7 +59,7 @@ class SealedBlocks:
         A checkpoint makes room for what comes until the next one; this is for a load so fast that
         more has come before the next one is done.
         """
-        beside = self._cache.bytes + self._totals.tag_index_bytes
+        beside = self._cache.bytes + self._totals.tag_index_bytes + self._reserved_bytes
         if self._totals.resident_bytes + beside > self._budget_bytes:
             self._drop(self._budget_bytes - beside)
 

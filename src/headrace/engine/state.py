@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import count
+from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
 from xxhash import xxh3_64_intdigest
@@ -77,6 +78,7 @@ class EngineState:
         self.totals = Totals()  # of all topics
         self.identity = ""  # the name of the data directory, once recovery has read it
         self.next_file_id = 1
+        self._file_ids = Lock()  # checkpoints and merges take ids, each in a lane of their own
         self.wal_numbers: Iterator[int] = count(1)  # two threads take from it
         self.shards: Sequence[WalShard] = ()
         self.reserve = DiskReserve(fs, runtime, settings.disk_reserve_bytes)
@@ -127,9 +129,10 @@ class EngineState:
         self.wal_numbers = count(number)
 
     def take_file_id(self) -> int:
-        """The id of a new sealed file; no file has had it."""
-        file_id = self.next_file_id
-        self.next_file_id += 1
+        """The id of a new sealed file; no file has had it.  From any thread."""
+        with self._file_ids:
+            file_id = self.next_file_id
+            self.next_file_id += 1
         return file_id
 
     def set_archive(self, archive: Archive | None) -> None:

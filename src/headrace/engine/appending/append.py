@@ -92,7 +92,8 @@ class Appender:
         state, throttle = self._state, self._throttle
         if state.totals.bounded:
             self._enforce_retention(asked)
-        gathered = GatheredAppends(state, self, answered, flushes=ends_turn)
+        full = state.totals.unsealed_bytes > throttle.wait_above_bytes
+        gathered = GatheredAppends(state, self, answered, flushes=ends_turn or full)
         over: list[PendingAppend] = []
         now = state.clock.now_ms()
         # None of it changes before this returns.
@@ -110,8 +111,11 @@ class Appender:
         try:
             gathered.stage()
         finally:
-            if ends_turn:
-                for shard in self._state.shards:
+            if full:
+                for shard in state.shards:
+                    shard.flush_within(throttle.write_wait_ms(shard.pending_bytes))
+            elif ends_turn:
+                for shard in state.shards:
                     shard.flush()
         if answered is not None and over:
             _tell_of(over, answered)

@@ -41,6 +41,12 @@ DEFER_UNTIL_BELOW: Final = 0.6
 SHED_FROM: Final = 0.95
 RETRY_AFTER_MS: Final = 500
 
+# Beside the rungs, for appends that come faster than they are sealed: from this share of the memory
+# for what is not sealed, they wait for the log, the longer the less memory is left.
+WAIT_ABOVE_MEMORY: Final = 0.6
+WRITE_WAIT_MS_MAX: Final = 1_000
+SEALED_PER_SECOND: Final = 64 << 20  # bytes, until it has been measured
+
 RUNGS: Final = ("coalesce", "widen", "defer", "shed")
 
 assert abs(DEPTH_WEIGHT + LATENCY_WEIGHT + BUSY_WEIGHT - 1) < 1e-9
@@ -76,6 +82,24 @@ def window_ms(pressure: float) -> float:
     if pressure <= WIDEN_ABOVE:
         return 0.0
     return WINDOW_MS_MIN + (WINDOW_MS_MAX - WINDOW_MS_MIN) * pressure
+
+
+def write_wait_ms(memory: float, size: int, sealed_per_second: float) -> int:
+    """Return how long appends of `size` bytes wait for the log to be written.
+
+    `memory` is the share that is taken by what is not sealed.  In the middle between where waiting
+    begins and where appends are refused they wait for as long as it takes to seal as much.
+
+    >>> [write_wait_ms(memory, 1 << 20, 1 << 24) for memory in (0.5, 0.6, 0.7, 0.8, 0.9, 1)]
+    [0, 0, 21, 62, 188, 1000]
+    """
+    over = (memory - WAIT_ABOVE_MEMORY) / (1 - WAIT_ABOVE_MEMORY)
+    if over <= 0:
+        return 0
+    if over >= 1:
+        return WRITE_WAIT_MS_MAX
+    seconds = size / sealed_per_second * over / (1 - over)
+    return min(round(seconds * 1000), WRITE_WAIT_MS_MAX)
 
 
 class Governor:

@@ -8,11 +8,21 @@ anyway.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from headrace.core.clock import NS_PER_MS
 from headrace.core.errors import Throttled
-from headrace.engine.scheduling.governor import LOOK_MS, RETRY_AFTER_MS, Governor, Load
+from headrace.engine.scheduling.governor import (
+    LOOK_MS,
+    RETRY_AFTER_MS,
+    SEALED_PER_SECOND,
+    SMOOTHING,
+    WAIT_ABOVE_MEMORY,
+    Governor,
+    Load,
+    write_wait_ms,
+)
 from headrace.engine.scheduling.turns import Turns
 from headrace.storage.wal.shard import WalShard
 
@@ -22,6 +32,8 @@ if TYPE_CHECKING:
 
 # A timer that is later than this was delayed by work in the loop; timers are exact to 1 ms.
 LATE_NS = 2 * NS_PER_MS
+# What is sealed in smaller pieces says little about how fast it could be.
+SEALED_BYTES_MIN = 4 << 20
 
 
 class Throttle:
@@ -30,6 +42,9 @@ class Throttle:
     def __init__(self, state: EngineState, turns: Turns) -> None:
         self.governor = Governor()
         self.shedding = False  # read at every append
+        # Read at every append: beyond so many bytes that are not sealed they wait for the log.
+        self.wait_above_bytes = sys.maxsize
+        self._sealed_per_second = float(SEALED_PER_SECOND)
         self.refused_total = 0
         self.bypassed_total = 0  # appends that asked not to be refused
         self._state = state
@@ -46,6 +61,8 @@ class Throttle:
     def start(self) -> None:
         """Look every `LOOK_MS` from now on.  To be called on the loop thread."""
         self._running = True
+        budget = self._state.settings.memory_budget_bytes
+        self.wait_above_bytes = int(budget * WAIT_ABOVE_MEMORY)
         self._measure()
         self._look_later()
 
@@ -56,6 +73,7 @@ class Throttle:
     def stop(self) -> None:
         """Stop looking, and end every delay."""
         self._running = False
+        self.wait_above_bytes = sys.maxsize
         self.govern(0.0)
 
     def _look(self) -> None:
@@ -108,6 +126,22 @@ class Throttle:
             turns.defer(governor.deferring)
         elif governor.deferring:
             turns.look_after_held()
+
+    # Waiting
+
+    def sealed(self, size: int, elapsed_ns: int) -> None:
+        """Take into account how long it took to seal `size` bytes, for which there is room now."""
+        if size >= SEALED_BYTES_MIN:
+            rate = size * 1e9 / max(elapsed_ns, 1)
+            self._sealed_per_second += (rate - self._sealed_per_second) * SMOOTHING
+        for shard in self._state.shards:
+            shard.flush_put_off()
+
+    def write_wait_ms(self, size: int) -> int:
+        """Return how long appends of `size` bytes wait for the log, so that sealing keeps up."""
+        state = self._state
+        memory = (state.totals.unsealed_bytes + size) / state.settings.memory_budget_bytes
+        return write_wait_ms(memory, size, self._sealed_per_second)
 
     # Refusing
 

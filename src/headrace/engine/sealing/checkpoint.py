@@ -5,7 +5,8 @@ Only this file decides in which order.  `Checkpoint.steps` reads from top to bot
 1. every shard goes on in a new log file, and everything staged before it settles;
 2. changed topics are captured, a few milliseconds at a time;
 3. in the work lane, captures are written to files; then readers see them;
-4. in the work lane, files are merged by the plan; then readers see the outputs;
+4. files are merged by the plan (`merging.py`); then readers see the outputs.  If the next
+   checkpoint is due before the merges have ended, this one goes on without them;
 5. in the work lane, a snapshot of it all is written and verified; only then log files and segments
    that no retained snapshot needs are removed;
 6. what is beyond the hot bound is copied to the cold tier, and a snapshot flips the pointers.
@@ -26,16 +27,18 @@ from headrace.core.error_frames import without_frames
 from headrace.core.let_go import let_go
 from headrace.core.steps import Steps, at_turn_end, in_lane, turn_end
 from headrace.engine.log_steps import all_settled
+from headrace.engine.sealing.merging import Merging
 from headrace.engine.sealing.seal import (
     SEGMENTS,
     Capture,
     capture,
+    forget_blocks,
     reserved_to,
     sealed,
     unsealed,
     write_captures,
 )
-from headrace.engine.sealing.sealed_files import Merged, SealedFiles
+from headrace.engine.sealing.sealed_files import PlannedMerge, SealedFiles
 from headrace.engine.state import EngineState
 from headrace.engine.topics.topic import Topic
 from headrace.storage.segment.format import SegmentMeta
@@ -63,9 +66,18 @@ RELOCATED_FILES_MAX = 16  # of one checkpoint
 class Checkpoint:
     """One checkpoint, and what it has taken from the engine so far."""
 
-    def __init__(self, state: EngineState, files: SealedFiles) -> None:
+    def __init__(
+        self,
+        state: EngineState,
+        files: SealedFiles,
+        merging: Merging,
+        next_is_due: Callable[[], bool],
+    ) -> None:
         self._state = state
         self._files = files
+        self._merging = merging
+        self._next_is_due = next_is_due
+        self._started_ns = state.clock.monotonic_ns()
         self.stall_ns_max = 0
         self._wal_number = next(state.wal_numbers)
         self._next_topic_id = state.topics.next_id
@@ -102,6 +114,7 @@ class Checkpoint:
                 self._files.add_file(segment)
             for captured in self._captures:
                 sealed(state, captured)
+            self._show_merged()
         finally:
             # Whatever happens to the files, what was acknowledged is synced.
             for shard in state.shards:
@@ -204,6 +217,8 @@ class Checkpoint:
         for segment in segments:
             self._files.add_file(segment)
         yield from self._in_slices(list(self._captures), lambda one: sealed(self._state, one))
+        size = sum(segment.meta.size for segment in segments)
+        self._state.throttle.sealed(size, self._state.clock.monotonic_ns() - self._started_ns)
 
     def _write_files(self) -> list[Segment]:
         """Off the loop: write the captures to files; return these, open for reading."""
@@ -217,6 +232,7 @@ class Checkpoint:
             self._files.policy,
             state.totals.bytes // self._files.policy.own_topics_max,
         )
+        forget_blocks(self._captures)
         return self._files.open_new(metas)
 
     def _refuse_without_room(self) -> None:
@@ -234,21 +250,32 @@ class Checkpoint:
     # 4. Merges
 
     def _merge(self) -> Steps[None]:
-        state, files = self._state, self._files
-        segments, created_ms = state.catalog.segments(), state.clock.now_ms()
-        try:
-            merges: list[Merged] = yield in_lane(
-                state.runtime, LANE, lambda: files.merge(segments, created_ms, self._room())
-            )
-        except Exception as error:  # noqa: BLE001 - whatever it is
-            # The files before the merge are all there and say the same.
-            log.warning("merge failed, its inputs are kept: %s", error)
-            return
-        for merged in merges:
-            for file_id in merged.inputs:
-                files.drop_file(file_id)
-            for segment in merged.outputs:
-                files.add_file(segment)
+        """Show what merges have made; begin those of the plan, and wait for their end unless the
+        next checkpoint is due before it.
+
+        Then they go on beside it, and it is the next one that shows what they made.
+        """
+        state, merging = self._state, self._merging
+        self._show_merged()
+        if not merging.under_way:
+            segments, now, room = state.catalog.segments(), state.clock.now_ms(), self._room()
+            try:
+                planned: list[PlannedMerge] = yield in_lane(
+                    state.runtime,
+                    LANE,
+                    lambda: self._files.plan_merges(segments, now, room),
+                )
+            except Exception as error:  # noqa: BLE001 - whatever it is
+                log.warning("no merge was planned: %s", error)
+                return
+            merging.begin(planned)
+        if merging.under_way and not self._next_is_due():
+            yield merging.end_or_hurry()
+        self._show_merged()
+
+    def _show_merged(self) -> None:
+        for merged in self._merging.take_merged():
+            self._files.replace(merged)
 
     def _room(self) -> int | None:
         """What merges may write where room is short: half, for the snapshot needs some."""
@@ -311,7 +338,8 @@ class Checkpoint:
 
     def _relocate(self) -> Steps[None]:
         state, files = self._state, self._files
-        movable = list(islice(files.relocatable(), RELOCATED_FILES_MAX))
+        free = (m for m in files.relocatable() if m.file_id not in self._merging.inputs)
+        movable = list(islice(free, RELOCATED_FILES_MAX))
         if not movable:
             return
         tiers = state.tiers

@@ -14,6 +14,7 @@ from headrace.core.errors import HeadraceError, typed
 from headrace.core.runtime import Ticket
 from headrace.core.steps import Steps, follow_at_once, pass_on, turn_end
 from headrace.engine.sealing.checkpoint import SLICE_NS, Checkpoint
+from headrace.engine.sealing.merging import Merging
 from headrace.engine.sealing.sealed_files import SealedFiles
 from headrace.engine.state import EngineState
 from headrace.storage.wal.failures import NO_ROOM_ERRNOS
@@ -29,6 +30,7 @@ class Checkpointer:
     def __init__(self, state: EngineState, files: SealedFiles) -> None:
         self._state = state
         self.files = files
+        self._merging = Merging(state, files, self._merges_ended)
         self._running = False
         self._followers: list[Ticket[None]] = []  # asked for the one after the running one
         self._wal_mark = 0
@@ -84,17 +86,36 @@ class Checkpointer:
         """Start a checkpoint if enough has gathered, and keep to the budget until it is done."""
         state = self._state
         state.sealed_blocks.keep_to_budget()
-        if self._running or state.closing or state.loading:
+        if self._running:
+            if self._merging.waited_for and self._due():
+                self._merging.hurry()
+            return
+        if state.closing or state.loading:
             return
         if state.room.was_wanted():
             self.run()
             return
         if self._is_put_off():
             return
-        urgent = state.totals.unsealed_bytes >= state.settings.memory_budget_bytes // 2
-        grown = self._wal_bytes() - self._wal_mark >= state.settings.checkpoint_wal_bytes
+        if self._due():
+            self.run()
+
+    def _due(self) -> bool:
+        """Whether enough has gathered since the last checkpoint began."""
+        state = self._state
+        if state.totals.unsealed_bytes >= state.settings.memory_budget_bytes // 2:
+            return True
         # One that is not urgent waits for log files that are ready, rather than use bare ones.
-        if urgent or (grown and not any(shard.preparing for shard in state.shards)):
+        grown = self._wal_bytes() - self._wal_mark >= state.settings.checkpoint_wal_bytes
+        return grown and not any(shard.preparing for shard in state.shards)
+
+    def _next_is_due(self) -> bool:
+        """Whether the checkpoint that runs should not wait: another one follows at once."""
+        return bool(self._followers) or self._due()
+
+    def _merges_ended(self) -> None:
+        """Show what merges made that have ended without a checkpoint to wait for them."""
+        if not self._running and not self._state.closing:
             self.run()
 
     # One at a time
@@ -104,6 +125,7 @@ class Checkpointer:
         ticket: Ticket[None] = Ticket(self._state.runtime)
         if self._running or self._state.loading:
             self._followers.append(ticket)
+            self._merging.hurry()
         else:
             self._running = True
             self._wal_mark = self._wal_bytes()
@@ -112,7 +134,7 @@ class Checkpointer:
 
     def _run(self, ticket: Ticket[None]) -> Steps[None]:
         """Run one checkpoint, answer for it, and start the one that follows it, if any."""
-        checkpoint = Checkpoint(self._state, self.files)
+        checkpoint = Checkpoint(self._state, self.files, self._merging, self._next_is_due)
         free_before = self._state.fs.free_bytes()
         failure: Exception | None = None
         try:
@@ -197,4 +219,4 @@ class Checkpointer:
             for shard in self._state.shards:
                 shard.close()
             self._state.loading.refuse(None)
-        Checkpoint(self._state, self.files).run_last()
+        Checkpoint(self._state, self.files, self._merging, self._next_is_due).run_last()

@@ -50,7 +50,7 @@ class Capture(msgspec.Struct, frozen=True, gc=False):
 
     topic: Topic
     state: TopicState
-    blocks: list[Block]  # not sealed yet, oldest first
+    blocks: list[Block]  # not sealed yet, oldest first; none once they have been written
     base: int  # rows up to here are dead
     bytes_max: int  # at least as many as the blocks have
 
@@ -165,6 +165,15 @@ def write_captures(
             fs.unlink(meta.path)
         raise
     return metas
+
+
+def forget_blocks(captures: Sequence[Capture]) -> None:
+    """Off the loop: let go of blocks that have been written.
+
+    Topics drop theirs when memory is short, and these would keep them in memory until the snapshot.
+    """
+    for captured in captures:
+        let_go(captured.blocks)
 
 
 def _by_topic(captures: Sequence[Capture]) -> Iterator[Capture]:

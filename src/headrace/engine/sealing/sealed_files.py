@@ -13,13 +13,13 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
-from headrace.core.errors import CorruptionError, HeadraceError
+from headrace.core.errors import HeadraceError
 from headrace.engine.reading.pins import Pins
 from headrace.engine.state import EngineState
 from headrace.engine.topics.topic import Topic
-from headrace.storage.files.catalog import LiveStats, TopicLiveness
+from headrace.storage.files.catalog import Liveness, LiveStats, TopicLiveness
 from headrace.storage.files.merge_policy import MergeJob, MergePolicy, plan
-from headrace.storage.files.merge_run import give_back_memory, run_merge
+from headrace.storage.files.merge_run import MergeRun
 from headrace.storage.files.tier import relocation_plan
 from headrace.storage.segment.format import SegmentMeta, segment_path
 from headrace.storage.segment.reader import Segment
@@ -30,14 +30,24 @@ from headrace.storage.wal.file import removable
 
 log = logging.getLogger("headrace.files")
 
+SEGMENTS = "segments"
 # Copies that a repair keeps have longer names, and are not ours to remove.
 _KEY_FILE = re.compile(r"keys-(\d{16})\.bin(\.tmp)?")
+
+
+class PlannedMerge(NamedTuple):
+    """A merge to be carried out: its job, the files, and what was alive when it was planned."""
+
+    job: MergeJob
+    inputs: list[Segment]
+    liveness: Liveness
+    created_ms: int
 
 
 class Merged(NamedTuple):
     """Files that replace others."""
 
-    inputs: list[int]
+    inputs: tuple[int, ...]
     outputs: list[Segment]
 
 
@@ -107,45 +117,64 @@ class SealedFiles:
     def next_file_id(self) -> int:
         return self._state.take_file_id()
 
-    def merge(
+    def plan_merges(
         self, segments: list[Segment], created_ms: int, room: int | None = None
-    ) -> list[Merged]:
-        """Off the loop: do what the plan says, as far as it goes, and as `room` bytes allow."""
-        merged: list[Merged] = []
+    ) -> list[PlannedMerge]:
+        """Off the loop, while no merge is under way: what the plan says, as `room` bytes allow."""
         self.merges_left = False
         by_id = {segment.meta.file_id: segment for segment in segments}
         files = self._stats.count(segments, self._liveness)
         sizes = {} if room is None else {file.meta.file_id: file.live_size for file in files}
+        jobs: list[MergeJob] = []
         for job in plan(files, self.policy, self._damaged):
-            inputs = [by_id[file_id] for file_id in job.inputs]
             if room is not None:
                 size = sum(sizes[file_id] for file_id in job.inputs)
                 if size > room:
                     self.merges_left = True
                     continue
                 room -= size
-            try:
-                outputs = self._merge_one(job, inputs, created_ms)
-            except CorruptionError as error:
-                # Left alone from now on, so that the other files are still merged.
-                log.error("a file cannot be merged: %s", error)
-                self._damaged.update(job.inputs)
-                continue
-            except OSError as error:
-                log.warning("merging stopped, its inputs are kept: %s", error)
-                break
-            merged.append(Merged(list(job.inputs), outputs))
-        if any(one.outputs for one in merged):
-            self._state.fs.sync_dir("segments")
-        self.merges_total += len(merged)
-        give_back_memory()
-        return merged
+            jobs.append(job)
+        # A copy, because checkpoints note what has died since while the merges are under way.  A
+        # row that dies meanwhile stays in the output, and its topic knows that it is dead.
+        liveness = self._liveness.copy() if jobs else {}
+        return [
+            PlannedMerge(job, [by_id[file_id] for file_id in job.inputs], liveness, created_ms)
+            for job in jobs
+        ]
 
-    def _merge_one(self, job: MergeJob, inputs: list[Segment], created_ms: int) -> list[Segment]:
-        metas = run_merge(
-            self._state.fs, job, inputs, self._liveness, self.next_file_id, created_ms, self.policy
+    def start_merge(self, planned: PlannedMerge) -> MergeRun:
+        """Off the loop: begin to carry out a merge."""
+        return MergeRun(
+            self._state.fs,
+            planned.job,
+            planned.inputs,
+            planned.liveness,
+            self.next_file_id,
+            planned.created_ms,
+            self.policy,
         )
-        return self.open_new(metas)
+
+    def open_merged(self, metas: list[SegmentMeta]) -> list[Segment]:
+        """Off the loop: make the names of a merge's outputs durable, and open the outputs."""
+        segments = self.open_new(metas)
+        if metas:
+            self._state.fs.sync_dir(SEGMENTS)
+        self.merges_total += 1
+        return segments
+
+    def leave_alone(self, file_ids: Collection[int]) -> None:
+        """Never merge these, which are damaged, so that the other files are still merged."""
+        self._damaged.update(file_ids)
+
+    def replace(self, merged: Merged) -> None:
+        """Let readers see the outputs of a merge in place of its inputs.  On the loop thread.
+
+        Only while no snapshot is being written: one that saw the half of it would miss rows.
+        """
+        for file_id in merged.inputs:
+            self.drop_file(file_id)
+        for segment in merged.outputs:
+            self.add_file(segment)
 
     def write_snapshot(self, change: SnapshotChange, *, alone: bool) -> None:
         """Off the loop: the snapshot, then everything that only it made superfluous.

@@ -1,4 +1,4 @@
-"""Carrying out a merge job: inputs in, outputs without the dead rows, in bounded memory.
+"""Carrying out a merge job: inputs in, outputs without the dead rows, in steps and bounded memory.
 
 Only this file moves rows between sealed files.  Each input is read once, front to back, and holds
 one row group in memory; rows leave in (topic_id, seq) order.  Dead rows are dropped by the given
@@ -24,11 +24,12 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from headrace.core.let_go import let_go
-from headrace.storage.files.catalog import Liveness, TopicLiveness, live_rows_max
+from headrace.storage.files.catalog import Liveness, TopicLiveness
+from headrace.storage.files.merge_inputs import MergeInput, Part
 from headrace.storage.files.merge_policy import MergeJob, MergePolicy, order_of
 from headrace.storage.fs import Filesystem
-from headrace.storage.segment.format import FLAG_DENSE, FLAG_TAGS, TAG_ORDER, SegmentMeta
-from headrace.storage.segment.group_columns import FIXED_ROW_BYTES, ROW_AROUND_BYTES
+from headrace.storage.segment.format import TAG_ORDER, SegmentMeta
+from headrace.storage.segment.group_columns import FIXED_ROW_BYTES
 from headrace.storage.segment.reader import Segment
 from headrace.storage.segment.writer import ROW_GROUP_BYTES, SegmentWriter
 
@@ -36,6 +37,52 @@ from headrace.storage.segment.writer import ROW_GROUP_BYTES, SegmentWriter
 PORTION_BYTES_MAX = 4 * 1024 * 1024
 # And of at most this many rows, for topics whose payloads are tiny.
 PORTION_ROWS_MAX = 262_144
+
+
+class MergeRun:
+    """One merge job under way.
+
+    It is done a step at a time, so that other work of a checkpoint never waits for a whole merge.
+    Made and stepped off the loop thread, by one thread at a time.  `segments` are the inputs, in
+    any order; `liveness` must not change before the end.
+    """
+
+    def __init__(
+        self,
+        fs: Filesystem,
+        job: MergeJob,
+        segments: Sequence[Segment],
+        liveness: Liveness,
+        next_file_id: Callable[[], int],
+        created_ms: int,
+        policy: MergePolicy,
+    ) -> None:
+        assert {segment.meta.file_id for segment in segments} == set(job.inputs), job
+        inputs = [MergeInput(segment, liveness) for segment in segments]
+        self._outputs = _Outputs(fs, job, inputs, next_file_id, created_ms, policy)
+        self._written = _write_rows(job, inputs, liveness, self._outputs)
+        self.done: list[SegmentMeta] | None = None  # the new files, perhaps none; None: not yet
+
+    def step(self) -> None:
+        """Write some megabytes more, or at last finish the files: then they are `done`.
+
+        The files are synced, their directory is not.  On any error the outputs are unlinked and
+        the error raised.  A run that is dropped before its end leaves its files, as a process that
+        is killed does: whoever gives it up calls `abort`.
+        """
+        assert self.done is None
+        try:
+            for _ in self._written:
+                return
+            self.done = self._outputs.finish()
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Give up: unlink the outputs.  A run that is done has none left to give up."""
+        if self.done is None:
+            self._outputs.abort()
 
 
 def run_merge(
@@ -47,30 +94,28 @@ def run_merge(
     created_ms: int,
     policy: MergePolicy,
 ) -> list[SegmentMeta]:
-    """Write what is alive in the job's inputs to new files, and return them: perhaps none.
+    """Write what is alive in the job's inputs to new files, and return them: all in one go."""
+    run = MergeRun(fs, job, segments, liveness, next_file_id, created_ms, policy)
+    while run.done is None:
+        run.step()
+    return run.done
 
-    `segments` are the inputs, in any order; `liveness` must not change meanwhile.  The files are
-    synced, their directory is not.  On any error the outputs are unlinked and the error raised.
-    """
-    assert {segment.meta.file_id for segment in segments} == set(job.inputs), job
-    inputs = [_Input(segment, liveness) for segment in segments]
-    outputs = _Outputs(fs, job, inputs, next_file_id, created_ms, policy)
-    try:
-        for portion in _portions(inputs, job.own_topics):
-            topic_id = portion[0][0].topic_id
-            if len(portion) > 1:
-                batches = _sorted_rows(inputs, portion, liveness)
-            else:
-                batches = _stream(inputs, portion[0], liveness)
-            if topic_id in job.own_topics:
-                outputs.write_own(portion[0], batches)
-            else:
-                outputs.write_shared(batches)
-            let_go(portion)
-        return outputs.finish()
-    except BaseException:
-        outputs.abort()
-        raise
+
+def _write_rows(
+    job: MergeJob, inputs: Sequence[MergeInput], liveness: Liveness, outputs: _Outputs
+) -> Iterator[None]:
+    """Write the live rows of the inputs; yields after each few megabytes."""
+    for portion in _portions(inputs, job.own_topics):
+        topic_id = portion[0][0].topic_id
+        if len(portion) > 1:
+            batches = _sorted_rows(inputs, portion, liveness)
+        else:
+            batches = _stream(inputs, portion[0], liveness)
+        if topic_id in job.own_topics:
+            yield from outputs.write_own(portion[0], batches)
+        else:
+            yield from outputs.write_shared(batches)
+        let_go(portion)
 
 
 def give_back_memory() -> None:
@@ -81,82 +126,12 @@ def give_back_memory() -> None:
     pa.default_memory_pool().release_unused()
 
 
-# Not tracked by the collector: there is one for each topic of each input.
-class _Part(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The rows of one topic in one input that may be alive."""
-
-    topic_id: int
-    first_seq: int
-    last_seq: int
-    number: int  # of the input
-    first_row: int
-    rows: int
-    bytes: int  # of payload, dead rows included
-    live_size: int  # about what the live rows take in a file
-    tagged: bool
-    mixed: bool  # some of the rows are dead, and only their seqs can tell which
-
-
-class _Input:
-    """One file being read front to back."""
-
-    def __init__(self, segment: Segment, liveness: Liveness) -> None:
-        self.segment = segment
-        self._directory = segment.directory()
-        self._liveness = liveness
-        self._batches: Iterator[pa.RecordBatch] | None = None
-        self._batch: pa.RecordBatch | None = None
-        self._first_row = 0  # of the batch
-
-    def parts(self, number: int) -> Iterator[_Part]:
-        """What is alive here, by topic; `number` is this input's."""
-        d = self._directory
-        for at, topic_id in enumerate(d.topic_ids):
-            topic = self._liveness.get(topic_id)
-            row, end = d.first_rows[at], d.first_rows[at + 1]
-            first_seq, last_seq = d.first_seqs[at], d.last_seqs[at]
-            size = d.payload_bytes[at]
-            live = live_rows_max(first_seq, last_seq, end - row, topic)
-            if not live:
-                continue
-            assert topic is not None and not self.segment.meta.tier, (topic_id, self.segment.meta)
-            live_size = size * live // (end - row) + live * ROW_AROUND_BYTES
-            tagged = bool(d.flags[at] & FLAG_TAGS)
-            mixed = bool(topic.holes and topic.holes.range_cardinality(first_seq, last_seq + 1))
-            if topic.earliest_seq > first_seq:
-                if d.flags[at] & FLAG_DENSE:
-                    row += topic.earliest_seq - first_seq
-                    first_seq = topic.earliest_seq
-                else:
-                    mixed = True
-            yield _Part(
-                topic_id, first_seq, last_seq, number, row, end - row, size, live_size,
-                tagged, mixed,
-            )  # fmt: skip
-
-    def take(self, first_row: int, rows: int) -> Iterator[pa.RecordBatch]:
-        """These rows, as they lie in row groups.  Calls must go forward through the file."""
-        assert rows > 0, rows
-        if self._batches is None:
-            self._batches = self.segment.batches()
-        while rows:
-            batch = self._batch
-            if batch is None or first_row >= self._first_row + batch.num_rows:
-                self._first_row += 0 if batch is None else batch.num_rows
-                batch = self._batch = next(self._batches)
-                continue
-            start = first_row - self._first_row
-            assert start >= 0, (self.segment.meta.path, first_row, self._first_row)
-            count = min(rows, batch.num_rows - start)
-            yield batch.slice(start, count)
-            first_row += count
-            rows -= count
-
-
-def _portions(inputs: Sequence[_Input], own_topics: frozenset[int]) -> Iterator[list[list[_Part]]]:
+def _portions(
+    inputs: Sequence[MergeInput], own_topics: frozenset[int]
+) -> Iterator[list[list[Part]]]:
     """All parts, grouped by topic, in portions: several small topics, or one to be streamed."""
     parts = merge_sorted(*(source.parts(number) for number, source in enumerate(inputs)))
-    portion: list[list[_Part]] = []
+    portion: list[list[Part]] = []
     size = rows = 0
     for topic_id, group in groupby(parts, key=lambda part: part.topic_id):
         topic = list(group)
@@ -179,7 +154,7 @@ def _portions(inputs: Sequence[_Input], own_topics: frozenset[int]) -> Iterator[
 
 
 def _stream(
-    inputs: Sequence[_Input], topic: list[_Part], liveness: Liveness
+    inputs: Sequence[MergeInput], topic: list[Part], liveness: Liveness
 ) -> Iterator[pa.RecordBatch]:
     """One topic's live rows, input after input."""
     for older, newer in pairwise(topic):
@@ -194,10 +169,10 @@ def _stream(
 
 
 def _sorted_rows(
-    inputs: Sequence[_Input], portion: list[list[_Part]], liveness: Liveness
+    inputs: Sequence[MergeInput], portion: list[list[Part]], liveness: Liveness
 ) -> Iterator[pa.RecordBatch]:
     """The live rows of several topics, in order."""
-    by_input: dict[int, list[_Part]] = {}
+    by_input: dict[int, list[Part]] = {}
     for topic in portion:
         for part in topic:
             by_input.setdefault(part.number, []).append(part)
@@ -222,7 +197,7 @@ def _sorted_rows(
 
 
 def _alive_parts(
-    table: pa.Table, parts: list[_Part], liveness: Liveness
+    table: pa.Table, parts: list[Part], liveness: Liveness
 ) -> Iterator[pa.BooleanArray]:
     """Which rows of one input are alive: a mask for each part that is mixed, and for the rows
     between two of these.
@@ -245,7 +220,7 @@ def _alive_parts(
     assert at == table.num_rows, (at, table.num_rows)
 
 
-def _stretches(parts: list[_Part]) -> Iterator[tuple[int, int]]:
+def _stretches(parts: list[Part]) -> Iterator[tuple[int, int]]:
     """First row and count of the stretches that parts of one input make up together."""
     start = end = parts[0].first_row
     for part in parts:
@@ -284,7 +259,7 @@ class _Outputs:
         self,
         fs: Filesystem,
         job: MergeJob,
-        inputs: Sequence[_Input],
+        inputs: Sequence[MergeInput],
         next_file_id: Callable[[], int],
         created_ms: int,
         policy: MergePolicy,
@@ -304,14 +279,19 @@ class _Outputs:
         self._own: SegmentWriter | None = None
         self._done: list[SegmentMeta] = []
 
-    def write_shared(self, batches: Iterator[pa.RecordBatch]) -> None:
+    def write_shared(self, batches: Iterator[pa.RecordBatch]) -> Iterator[None]:
+        """Write rows to the shared file; yields after each batch."""
         for batch in batches:
             if self._shared is None:
                 self._shared = self._open(0, self._columns)
             self._shared.add(batch)
+            del batch  # not to be held until the next step
+            yield
 
-    def write_own(self, topic: list[_Part], batches: Iterator[pa.RecordBatch]) -> None:
-        """One topic's rows, in files of about equal size below the policy's bound."""
+    def write_own(self, topic: list[Part], batches: Iterator[pa.RecordBatch]) -> Iterator[None]:
+        """One topic's rows, in files of about equal size below the policy's bound; yields after
+        each batch.
+        """
         topic_id = topic[0].topic_id
         size = sum(part.live_size for part in topic)
         # Never more files than this, whatever the estimate missed: a merge of some files that
@@ -336,6 +316,7 @@ class _Outputs:
                 self._own.add(batch.slice(0, rows))
                 room -= rows * row_bytes
                 batch = batch.slice(rows)
+            yield
         if self._own is not None:
             self._finish_own(first_seq)
 

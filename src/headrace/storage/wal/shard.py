@@ -17,6 +17,7 @@ import errno
 from collections import deque
 from itertools import islice
 
+from headrace.core.clock import NS_PER_MS
 from headrace.core.error_frames import without_frames
 from headrace.core.errors import HeadraceError, OutOfResources
 from headrace.core.runtime import Runtime, Thunk
@@ -78,6 +79,8 @@ class WalShard:
         self._pending_now = False  # some pending commit needs no sync
         self._pending_sync = False  # some pending commit needs one
         self._flush_asked = False
+        self._put_off_since_ns: int | None = None  # when the first came that waits on purpose
+        self._put_off_to_ns = 0
         self.forwards_staged = 0  # counted by the part that stages them
         # Commits that wait for a sync: up to which position, how long the write took, and when.
         self._waiting: deque[tuple[int, int, int, list[Commit]]] = deque()
@@ -158,6 +161,32 @@ class WalShard:
             self._pending_sync = True
         else:
             self._pending_now = True
+
+    def flush_within(self, delay_ms: int) -> None:
+        """Write what is pending so long after the first of it came, with all that came until then.
+
+        Of several delays the longest counts.  Whoever asks for a flush has it all written at once.
+        """
+        now = self._runtime.clock.monotonic_ns()
+        if self._put_off_since_ns is None:
+            self._put_off_since_ns = now
+            self._runtime.later(delay_ms, self._flush_at_last)
+        due = self._put_off_since_ns + delay_ms * NS_PER_MS
+        self._put_off_to_ns = max(self._put_off_to_ns, due)
+
+    def flush_put_off(self) -> None:
+        """Write what waits because of `flush_within` when the turn ends."""
+        if self._put_off_since_ns is not None:
+            self._runtime.soon(self.flush)
+
+    def _flush_at_last(self) -> None:
+        left_ns = self._put_off_to_ns - self._runtime.clock.monotonic_ns()
+        if left_ns > 0 and self._pending:
+            self._runtime.later(-(-left_ns // NS_PER_MS), self._flush_at_last)
+            return
+        self._put_off_since_ns, self._put_off_to_ns = None, 0
+        if not self._closed:
+            self.flush()
 
     def flush(self) -> None:
         """End of the turn: write what is pending, settle what needs no more than that."""
