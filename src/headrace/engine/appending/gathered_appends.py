@@ -27,8 +27,7 @@ class GatheredAppends:
     """The appends of one call that have their seqs and are not staged yet."""
 
     __slots__ = (
-        "_answered", "_appends", "_entries", "_flushes", "_in_flight", "_state", "_unlogged",
-        "room", "shard",
+        "_answered", "_flushes", "_in_flight", "_state", "_unlogged", "appends", "room", "shard",
     )  # fmt: skip
 
     def __init__(
@@ -38,8 +37,9 @@ class GatheredAppends:
         self._in_flight = in_flight
         self._answered = answered
         self._flushes = flushes  # the log is written when all have been staged
-        self._appends: list[PendingAppend] = []
-        self._entries: list[bytes] = []  # of these
+        # An append that has its seqs is put here for the shard that is open, in their order; the
+        # one who does so takes the bytes of its entry from `room`.
+        self.appends: list[PendingAppend] = []
         self._unlogged: list[tuple[WalShard, PendingAppend]] = []
         self.shard: WalShard | None = None  # which has those that are gathered
         self.room = 0  # bytes that may be gathered before the log has to be looked at
@@ -53,14 +53,8 @@ class GatheredAppends:
 
     def begin(self, shard: WalShard) -> None:
         """Gather the next append for this shard, which has been looked at; nothing waits."""
-        assert not self._appends
+        assert not self.appends
         self.shard = shard
-
-    def add(self, pending: PendingAppend, entry: bytes) -> None:
-        """Gather an append that has its seqs, for the shard that is open."""
-        self._appends.append(pending)
-        self._entries.append(entry)
-        self.room -= len(entry)
 
     def add_unlogged(self, pending: PendingAppend, shard: WalShard) -> None:
         """Gather an append whose records never reach the log, where only its seqs are reserved."""
@@ -69,7 +63,7 @@ class GatheredAppends:
 
     def stage(self) -> None:
         """Stage everything that has been gathered."""
-        if self._appends:
+        if self.appends:
             self._stage_logged()
         if self._unlogged:
             unlogged, self._unlogged = self._unlogged, []
@@ -77,10 +71,10 @@ class GatheredAppends:
                 self._stage_unlogged(shard, pending)
 
     def _stage_logged(self) -> None:
-        shard, appends, entries = self.shard, self._appends, self._entries
+        shard, appends = self.shard, self.appends
         assert shard is not None
-        self._appends, self._entries = [], []
-        self.room = 0
+        self.appends, self.room = [], 0
+        entries = [pending.block.raw for pending in appends]  # type: ignore[union-attr]
         synced = [pending for pending in appends if pending.needs_sync]
         if not synced or len(synced) == len(appends):
             shard.stage(self._commit(shard, appends, entries, bool(synced)), flushes=self._flushes)
