@@ -60,9 +60,9 @@ class Turn:
         exchanges = group.exchanges
         if not exchanges:
             self._waiting.append(group)
-        if not self._asked and self._requests_max > 1:
-            self._runtime.soon(self.run)
-            self._asked = True
+            if not self._asked and self._requests_max > 1:
+                self._runtime.soon(self.run)
+                self._asked = True
         exchanges.append(exchange)
         self._count += 1
         self._bytes += len(exchange.body)

@@ -68,12 +68,16 @@ class Http1Exchange(TransportExchange):
         target: RequestTarget,
         headers: dict[bytes, bytes],
         started_ns: int,
+        body: bytes = b"",
+        memo: dict[object, object] | None = None,
     ) -> None:
         # Not the base's: this is done for each request.
         self._connection = connection
         self.method, self.path, self.query, self.route, self.params = target
         self.headers = headers
         self.started_ns = started_ns
+        self.body = body
+        self.memo = memo
 
     @property
     def upgrade(self) -> bytes:

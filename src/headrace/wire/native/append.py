@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -46,6 +47,11 @@ from headrace.wire.routes import ADMIN
 _NULL: Final = msgspec.Raw(b"null")  # equal to a `Raw` only
 _PRODUCER_HEADERS: Final = (b"producer-id", b"producer-epoch", b"producer-seq")
 _CONDITION_HEADERS: Final = frozenset((b"idempotency-key", *_PRODUCER_HEADERS))
+# What a body may have beside its records, and what that is of most bodies: see `is_plain`.
+_BESIDE: Final = attrgetter(
+    "idempotency_key", "create", "expected_head_seq", "config", "disable_backpressure"
+)
+_NOTHING: Final = (None,) * 5
 
 
 class AppendApi:
@@ -72,40 +78,33 @@ class AppendApi:
         self._append_all(exchanges, ends_turn=True)
 
     def _append_all(self, exchanges: Sequence[Exchange], *, ends_turn: bool) -> None:
-        asked = []
+        asked, topics, runtime = list[PendingAppend](), self._topics, self._runtime
+        meta_keys_max = self._settings.meta_keys_max
         for exchange in exchanges:
             try:
-                pending = self._asked(exchange)
-                if pending is not None:
-                    asked.append(pending)
+                memo = exchange.memo
+                head: AppendHead | None = None if memo is None else memo.get(self)  # type: ignore[assignment]
+                if head is None:
+                    head = self._head_of(exchange)
+                    if head is None:  # columns, which are decoded elsewhere first
+                        self._append_arrow(exchange)
+                        continue
+                body = decode_append(exchange.body)
+                name, how = head.name, PLAIN
+                if head.conditional or (_BESIDE(body) != _NOTHING and not is_plain(body)):
+                    how = self._conditions(exchange, body, name)
+                batch = batch_of(body, meta_keys_max)
+                if name not in topics:
+                    self.check_new(name, batch, how)
+                elif name[0] == own_topic_prefix:
+                    check_not_own(name)
+                asked.append(PendingAppend(runtime, name, batch, how, (exchange, head)))
+            except MemoryError:
+                exchange.fail(OutOfResources.told("nothing"))
             except Exception as error:  # noqa: BLE001 - whatever it is, its client hears of it
                 exchange.fail(error)
         if asked:
             self._engine.append_all(asked, self._answer, ends_turn=ends_turn)
-
-    def _asked(self, exchange: Exchange) -> PendingAppend | None:
-        """What a request asks for; None of columns, which are decoded elsewhere first."""
-        memo = exchange.memo
-        head = None if memo is None else memo.get(self)
-        if head is None:
-            head = self._head_of(exchange)
-            if head is None:
-                self._append_arrow(exchange)
-                return None
-        assert type(head) is AppendHead
-        body = decode_append(exchange.body)
-        name, how = head.name, PLAIN
-        if head.conditional or not is_plain(body):
-            how = self._conditions(exchange, body, name)
-        try:
-            batch = self.batch_of(body)
-        except MemoryError:
-            raise OutOfResources.told("nothing") from None
-        if name not in self._topics:
-            self.check_new(name, batch, how)
-        elif name[0] == own_topic_prefix:
-            check_not_own(name)
-        return PendingAppend(self._runtime, name, batch, how, (exchange, head))
 
     def _head_of(self, exchange: Exchange) -> AppendHead | None:
         """What the head of a request says, kept with it; None: the body has columns."""
