@@ -8,6 +8,8 @@ creation of a topic, a reservation), and nothing that could call back happens in
 from __future__ import annotations
 
 import logging
+from operator import attrgetter
+from typing import Final
 
 from headrace.core.errors import HeadraceError
 from headrace.engine.appending.pending_append import (
@@ -21,6 +23,10 @@ from headrace.storage.wal.frame import ENTRY_RESERVE, Reserve
 from headrace.storage.wal.shard import WalShard
 
 log = logging.getLogger("headrace.append")
+
+# Of an append that has its seqs.
+_ENTRY: Final = attrgetter("block.raw")
+_NEEDS_SYNC: Final = attrgetter("needs_sync")
 
 
 class GatheredAppends:
@@ -74,12 +80,13 @@ class GatheredAppends:
         shard, appends = self.shard, self.appends
         assert shard is not None
         self.appends, self.room = [], 0
-        entries = [pending.block.raw for pending in appends]  # type: ignore[union-attr]
-        synced = [pending for pending in appends if pending.needs_sync]
-        if not synced or len(synced) == len(appends):
-            shard.stage(self._commit(shard, appends, entries, bool(synced)), flushes=self._flushes)
+        entries = list(map(_ENTRY, appends))
+        waits = set(map(_NEEDS_SYNC, appends))
+        if len(waits) == 1:
+            shard.stage(self._commit(shard, appends, entries, waits.pop()), flushes=self._flushes)
             return
         at_once = [pending for pending in appends if not pending.needs_sync]
+        synced = [pending for pending in appends if pending.needs_sync]
         shard.stage(self._commit(shard, at_once, entries, False), flushes=self._flushes)
         # Their entries are in the log by then: the sync is all that they wait for.
         shard.stage(self._commit(shard, synced, (), True), flushes=self._flushes)

@@ -70,7 +70,8 @@ class Pipeline(KnownRequests):
     def _take_known(self, known: KnownHead, headers: dict[bytes, bytes], body: bytes) -> None:
         self._attempts = 0
         app, queue = self.app, self.queue
-        exchange = Http1Exchange(self, known.target, headers, app.now_ns(), body, known.memo)  # type: ignore[arg-type]
+        target, memo, now = known.target, known.memo, app.now_ns()
+        exchange = Http1Exchange(self, target, headers, now, body, memo)  # type: ignore[arg-type]
         exchange.received = True
         admitted = known.admitted
         if admitted is None:

@@ -83,7 +83,8 @@ class AppendApi:
         for exchange in exchanges:
             try:
                 memo = exchange.memo
-                head: AppendHead | None = None if memo is None else memo.get(self)  # type: ignore[assignment]
+                known = None if memo is None else memo.get(self)
+                head: AppendHead | None = known  # type: ignore[assignment]
                 if head is None:
                     head = self._head_of(exchange)
                     if head is None:  # columns, which are decoded elsewhere first

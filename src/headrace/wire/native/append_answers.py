@@ -26,12 +26,13 @@ NOTHING_SAID: Final = LogTimes("", "")
 
 def log_times(times: Times, durability: str | None) -> LogTimes:
     """What all answers to a commit of this class end with."""
-    wal = milliseconds(times.write_ns)
-    fsync = milliseconds(times.sync_ns) if durability == FSYNC and times.sync_ns else "0.0"
+    sync_ns, write_ns, window_ns = times
+    wal = MILLISECONDS[write_ns // 1_000]
+    fsync = milliseconds(sync_ns) if sync_ns and durability == FSYNC else "0.0"
     waited = waited_timing = ""
-    if times.window_ns:
-        waited = f',"throttle_wait_ms":{milliseconds(times.window_ns)}'
-        waited_timing = f", throttle_wait;dur={milliseconds(times.window_ns)}"
+    if window_ns:
+        waited = f',"throttle_wait_ms":{milliseconds(window_ns)}'
+        waited_timing = f", throttle_wait;dur={milliseconds(window_ns)}"
     body = f',"wal_append_ms":{wal},"fsync_ms":{fsync}{waited}}}}}'
     timing = f", wal_append;dur={wal}, fsync;dur={fsync}{waited_timing}"
     return LogTimes(body, timing)
