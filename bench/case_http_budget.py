@@ -87,7 +87,7 @@ async def stages(directory: str, durability: str, requests: int) -> dict[str, fl
     server.app.go_live()
     await engine.put_topic("orders", {"durability": durability})
     marks = Marks()
-    marks.put_around(engine._appender, "_append", "staging", "staged")
+    marks.put_around(engine._appender, "_append_each", "staging", "staged")
     shard = engine.state.shards[0]
     writer, client = connected(server)
     _watcher, heard = await watching(server)

@@ -10,6 +10,7 @@ since its settings do not change; what may change (recovery, a drain) is asked e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from headrace.core.limits import KIB
@@ -40,6 +41,11 @@ class AdmittedHead:
         # The length from which an answer may have to be compressed.
         accepts = b"accept-encoding" in exchange.headers
         self.compressed_from = app.settings.compress_bytes_min if accepts else _NEVER
+
+    def count(self, durations_ns: Sequence[int]) -> None:
+        """Count requests of the route that were answered with status 200, by the time of each."""
+        self.total.value += len(durations_ns)
+        self.durations_ns.observe_all(durations_ns)
 
 
 def admitted_head(app: App, exchange: Exchange) -> AdmittedHead | None:

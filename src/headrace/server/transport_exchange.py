@@ -12,12 +12,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.server.parts import SMALL_PARTS_BYTES, PartsSender, close_files, parts_length
 from headrace.server.served_exchange import ServedExchange
 from headrace.server.transport_outlet import TransportOutlet
 from headrace.wire.exchange import JSON, Headers, Part
+
+if TYPE_CHECKING:
+    from headrace.server.admitted_heads import AdmittedHead
 
 log = logging.getLogger("headrace.server")
 
@@ -36,6 +39,7 @@ class TransportExchange(ServedExchange):
     """A request of a connection; `arrived` exists when the body is taken in pieces."""
 
     # Most requests never set these.
+    admitted: AdmittedHead | None = None  # what its head has settled
     arrived: deque[bytes]  # of the body, not handed over yet
     received = False  # the client has sent all of the request
     _body_dropped = False  # the rest is not wanted

@@ -7,6 +7,7 @@ about `TURN_BYTES_MAX` of bodies.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Final
 
 from headrace.core.runtime import Runtime
@@ -15,6 +16,7 @@ from headrace.wire.routes import Route
 
 # Bodies of requests that wait for the end of their turn.
 TURN_BYTES_MAX: Final = 1 << 20
+_ANSWERED: Final = attrgetter("answered")
 
 
 class TurnGroup:
@@ -60,9 +62,9 @@ class Turn:
         exchanges = group.exchanges
         if not exchanges:
             self._waiting.append(group)
-        if not self._asked and self._requests_max > 1:
-            self._runtime.soon(self.run)
-            self._asked = True
+            if not self._asked and self._requests_max > 1:
+                self._runtime.soon(self.run)
+                self._asked = True
         exchanges.append(exchange)
         self._count += 1
         self._bytes += len(exchange.body)
@@ -79,8 +81,10 @@ class Turn:
         for group in waiting:
             exchanges, group.exchanges = group.exchanges, []
             try:
-                # Without those whose clients went away, as of requests that wait for recovery.
-                asked = [exchange for exchange in exchanges if not exchange.answered]
+                asked = exchanges
+                if True in map(_ANSWERED, exchanges):
+                    # Without those whose clients went away, as of requests that wait for recovery.
+                    asked = [exchange for exchange in exchanges if not exchange.answered]
                 if asked:
                     group.handler(asked)
             except Exception as error:  # noqa: BLE001 - whatever it is, the clients hear of it

@@ -166,6 +166,20 @@ class Exchange:
         """Answer with a whole body."""
         raise NotImplementedError
 
+    @staticmethod
+    def answer_all(
+        answers: Sequence[WholeAnswer], header: bytes, content_type: bytes = JSON
+    ) -> None:
+        """Answer requests that were handled together, each with status 200 and its own body.
+
+        Each answer has one header, of this name.  Requests of all transports may be among them.
+        """
+        for exchange, body, value in answers:
+            try:
+                exchange.answer(200, body, content_type, ((header, value),))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
+                exchange.fail(error)
+
     def answer_parts(
         self, status: int, parts: Sequence[Part], content_type: bytes = JSON, headers: Headers = ()
     ) -> None:
@@ -210,6 +224,8 @@ class Exchange:
         self.answer(*self.route.dialect.failure(error, self))
 
 
+# A request with the body of its answer, and the value of the header that all such answers have.
+WholeAnswer = tuple[Exchange, bytes, bytes]
 # status, body, content type, headers: the arguments of `answer`
 Reply = tuple[int, bytes, bytes, Headers]
 Handler = Callable[[Exchange], None]

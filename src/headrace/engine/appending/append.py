@@ -45,7 +45,7 @@ from headrace.engine.state import EngineState
 from headrace.engine.topics.config import EPHEMERAL, TopicConfig
 from headrace.engine.topics.lifecycle import Lifecycle
 from headrace.engine.topics.topic import Topic
-from headrace.storage.block import KIND_JSON
+from headrace.storage.block import KIND_JSON, Block
 from headrace.storage.block_encoding import BlockPlace, encode_single
 from headrace.storage.snapshot.state import ProducerState
 from headrace.storage.wal.shard import WalShard
@@ -94,20 +94,9 @@ class Appender:
             self._enforce_retention(asked)
         full = state.totals.unsealed_bytes > throttle.wait_above_bytes
         gathered = GatheredAppends(state, self, answered, flushes=ends_turn or full)
-        over: list[PendingAppend] = []
-        now = state.clock.now_ms()
         # None of it changes before this returns.
         busy = not state.ready or bool(state.loading) or throttle.shedding or self._has_quota
-        for pending in asked:
-            try:
-                if not self._append(pending, gathered, now, busy):
-                    over.append(pending)
-            except MemoryError:  # before anything has changed: after that the log is halted
-                pending.fail(OutOfResources.told("nothing"))
-                over.append(pending)
-            except Exception as error:  # noqa: BLE001 - one caller's mistake is not the others'
-                pending.fail(error)
-                over.append(pending)
+        over = self._append_each(asked, gathered, state.clock.now_ms(), busy)
         try:
             gathered.stage()
         finally:
@@ -134,63 +123,81 @@ class Appender:
         for topic in bounded.values():
             retention.enforce(state, topic)
 
-    def _append(
-        self, pending: PendingAppend, gathered: GatheredAppends, now: int, busy: bool
-    ) -> bool:
-        """Check an append, give it its seqs, and gather it; False: it is answered otherwise.
+    def _append_each(
+        self, asked: Sequence[PendingAppend], gathered: GatheredAppends, now: int, busy: bool
+    ) -> list[PendingAppend]:
+        """Check appends, give them their seqs, and gather them.
 
-        `busy`: there is something in the engine's state that may refuse appends.
+        Return those that are answered otherwise: refused, or stored before.  `busy`: there is
+        something in the engine's state that may refuse appends.
         """
-        name, batch, how, state = pending.name, pending.batch, pending.how, self._state
-        if busy:
-            self._refuse_unready(name)
-        size = check_batch(state.settings, batch, how)
-        topic = state.by_name.get(name) if type(name) is str else state.find(name)
-        if topic is None:
-            topic = self._create(name, how, rows_of(batch), size)
-            pending.created = True
-        if how is not PLAIN and not self._meets_conditions(topic, how, pending):
-            return False
-        shards = state.shards
-        shard = shards[0] if len(shards) == 1 else state.shard_of(topic.id)
-        if not pending.created and not (gathered.room > 0 and gathered.shard is shard):
-            gathered.open(shard)
-        if busy or not topic.ordinary or topic.staged > FEW_SEQS_LEFT:
-            self._check_topic(topic, pending, gathered, shard, size)
-        first, ts = topic.staged + 1, topic.last_ts
-        if now > ts:
-            ts = now
-        last = topic.staged + (1 if type(batch) is msgspec.Raw else batch.rows)
-        reserve, needs_sync = topic.reserve(last, shard, state.clock)
-        try:
-            if type(batch) is msgspec.Raw and how is PLAIN:
-                block = encode_single(batch, KIND_JSON, topic.id, first, ts, now, reserve)
-            else:
-                place = BlockPlace(topic.id, first, ts, now, reserve)
-                block = encode_append(batch, how, place, topic.last_ts)
-        except MemoryError:  # the one large copy, before anything has changed
-            raise OutOfResources.told("nothing") from None
-        try:
-            if pending.created:
-                gathered.stage()  # what is logged before the creation
-                self._lifecycle.begin_for_append(topic, block.count)
-                gathered.begin(shard)
-            pending.batch = _TAKEN
-            pending.topic, pending.block = topic, block
-            if needs_sync:
-                pending.needs_sync = True
-            if reserve:
-                pending.reserve = reserve
-            topic.stage(block, needs_sync, reserve)
-            if how is not PLAIN and beside_of(how) != NOTHING_BESIDE:
-                self._track(topic, how, pending)
-            if topic.ephemeral and not topic.changing:
-                gathered.add_unlogged(pending, shard)
-            else:
-                gathered.add(pending, block.raw)
-        except MemoryError:
-            raise shard.halt() from None
-        return True
+        state, over = self._state, list[PendingAppend]()
+        find, clock, bytes_max = state.by_name.get, state.clock, state.settings.record_bytes_max
+        only = state.shards[0] if len(state.shards) == 1 else None
+        for pending in asked:
+            try:
+                name, batch, how = pending.name, pending.batch, pending.how
+                if busy:
+                    self._refuse_unready(name)
+                # The only record of an append without conditions, as most are.
+                single = batch if type(batch) is msgspec.Raw and how is PLAIN else None
+                size = bytes_max + 1 if single is None else len(single)
+                if size > bytes_max:
+                    size = check_batch(state.settings, batch, how)
+                topic = find(name) if type(name) is str else state.find(name)
+                if topic is None:
+                    topic = self._create(name, how, rows_of(batch), size)
+                    pending.created = True
+                if how is not PLAIN and not self._meets_conditions(topic, how, pending):
+                    over.append(pending)
+                    continue
+                shard = only or state.shard_of(topic.id)
+                if (gathered.room <= 0 or gathered.shard is not shard) and not pending.created:
+                    gathered.open(shard)
+                before, ts = topic.staged, topic.last_ts
+                if busy or not topic.ordinary or before > FEW_SEQS_LEFT:
+                    self._check_topic(topic, pending, gathered, shard, size)
+                if now > ts:
+                    ts = now
+                last = before + (1 if single is not None else rows_of(batch))
+                reserve, needs_sync = topic.reserve(last, shard, clock)
+                if single is not None:
+                    block = encode_single(single, KIND_JSON, topic.id, last, ts, now, reserve)
+                else:
+                    place = BlockPlace(topic.id, before + 1, ts, now, reserve)
+                    block = encode_append(batch, how, place, topic.last_ts)
+                try:
+                    if pending.created:
+                        self._begin_topic(topic, block, gathered, shard)
+                    pending.batch, pending.topic, pending.block = _TAKEN, topic, block
+                    if needs_sync:
+                        pending.needs_sync = True
+                    if reserve:
+                        pending.reserve = reserve
+                    topic.stage(block, needs_sync, reserve)
+                    if single is None and beside_of(how) != NOTHING_BESIDE:
+                        self._track(topic, how, pending)
+                    if topic.ephemeral and not topic.changing:
+                        gathered.add_unlogged(pending, shard)
+                    else:
+                        gathered.appends.append(pending)
+                        gathered.room -= len(block.raw)
+                except MemoryError:
+                    raise shard.halt() from None
+            except Exception as error:  # noqa: BLE001 - one caller's mistake is not the others'
+                # Where memory ran out nothing has changed: after that the log is halted.
+                short = isinstance(error, MemoryError)
+                pending.fail(OutOfResources.told("nothing") if short else error)
+                over.append(pending)
+        return over
+
+    def _begin_topic(
+        self, topic: Topic, block: Block, gathered: GatheredAppends, shard: WalShard
+    ) -> None:
+        """Log the creation of a topic for its first append, behind what was gathered before."""
+        gathered.stage()
+        self._lifecycle.begin_for_append(topic, block.count)
+        gathered.begin(shard)
 
     def _refuse_unready(self, name: str) -> None:
         """Raise while a topic of this name cannot be written to, because recovery is running."""

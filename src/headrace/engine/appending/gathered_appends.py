@@ -8,6 +8,8 @@ creation of a topic, a reservation), and nothing that could call back happens in
 from __future__ import annotations
 
 import logging
+from operator import attrgetter
+from typing import Final
 
 from headrace.core.errors import HeadraceError
 from headrace.engine.appending.pending_append import (
@@ -22,13 +24,16 @@ from headrace.storage.wal.shard import WalShard
 
 log = logging.getLogger("headrace.append")
 
+# Of an append that has its seqs.
+_ENTRY: Final = attrgetter("block.raw")
+_NEEDS_SYNC: Final = attrgetter("needs_sync")
+
 
 class GatheredAppends:
     """The appends of one call that have their seqs and are not staged yet."""
 
     __slots__ = (
-        "_answered", "_appends", "_entries", "_flushes", "_in_flight", "_state", "_unlogged",
-        "room", "shard",
+        "_answered", "_flushes", "_in_flight", "_state", "_unlogged", "appends", "room", "shard",
     )  # fmt: skip
 
     def __init__(
@@ -38,8 +43,9 @@ class GatheredAppends:
         self._in_flight = in_flight
         self._answered = answered
         self._flushes = flushes  # the log is written when all have been staged
-        self._appends: list[PendingAppend] = []
-        self._entries: list[bytes] = []  # of these
+        # An append that has its seqs is put here for the shard that is open, in their order; the
+        # one who does so takes the bytes of its entry from `room`.
+        self.appends: list[PendingAppend] = []
         self._unlogged: list[tuple[WalShard, PendingAppend]] = []
         self.shard: WalShard | None = None  # which has those that are gathered
         self.room = 0  # bytes that may be gathered before the log has to be looked at
@@ -53,14 +59,8 @@ class GatheredAppends:
 
     def begin(self, shard: WalShard) -> None:
         """Gather the next append for this shard, which has been looked at; nothing waits."""
-        assert not self._appends
+        assert not self.appends
         self.shard = shard
-
-    def add(self, pending: PendingAppend, entry: bytes) -> None:
-        """Gather an append that has its seqs, for the shard that is open."""
-        self._appends.append(pending)
-        self._entries.append(entry)
-        self.room -= len(entry)
 
     def add_unlogged(self, pending: PendingAppend, shard: WalShard) -> None:
         """Gather an append whose records never reach the log, where only its seqs are reserved."""
@@ -69,7 +69,7 @@ class GatheredAppends:
 
     def stage(self) -> None:
         """Stage everything that has been gathered."""
-        if self._appends:
+        if self.appends:
             self._stage_logged()
         if self._unlogged:
             unlogged, self._unlogged = self._unlogged, []
@@ -77,15 +77,16 @@ class GatheredAppends:
                 self._stage_unlogged(shard, pending)
 
     def _stage_logged(self) -> None:
-        shard, appends, entries = self.shard, self._appends, self._entries
+        shard, appends = self.shard, self.appends
         assert shard is not None
-        self._appends, self._entries = [], []
-        self.room = 0
-        synced = [pending for pending in appends if pending.needs_sync]
-        if not synced or len(synced) == len(appends):
-            shard.stage(self._commit(shard, appends, entries, bool(synced)), flushes=self._flushes)
+        self.appends, self.room = [], 0
+        entries = list(map(_ENTRY, appends))
+        waits = set(map(_NEEDS_SYNC, appends))
+        if len(waits) == 1:
+            shard.stage(self._commit(shard, appends, entries, waits.pop()), flushes=self._flushes)
             return
         at_once = [pending for pending in appends if not pending.needs_sync]
+        synced = [pending for pending in appends if pending.needs_sync]
         shard.stage(self._commit(shard, at_once, entries, False), flushes=self._flushes)
         # Their entries are in the log by then: the sync is all that they wait for.
         shard.stage(self._commit(shard, synced, (), True), flushes=self._flushes)

@@ -8,7 +8,8 @@ came together are logged, published and acknowledged together (`AppendCommit`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -86,14 +87,15 @@ class PendingAppend(Ticket[Appended], eq=False):
     head: int = 0  # of the topic, with it
     times: Times = NO_TIMES
 
-    def acknowledge(self, head: int, times: Times) -> None:
-        """Answer it: its records are in the topic, up to `head`."""
-        self.head = head
-        self.times = times
-        if self._callbacks is None:
-            self.done = True  # what it was given is put together when it is asked for
-        else:
+    def tell(self) -> Exception | None:
+        """Tell those who wait for it what it was given; return what went wrong with one of them."""
+        try:
             self.resolve(self._given())
+        except Exception as error:  # noqa: BLE001 - all must hear; the caller raises it again
+            if not self.done:
+                self.fail(error)
+            return error
+        return None
 
     def result(self) -> Appended:
         super().result()
@@ -109,6 +111,9 @@ class PendingAppend(Ticket[Appended], eq=False):
             self.created, False, block.ts, times.sync_ns, times.write_ns, times.window_ns,
         )  # fmt: skip
 
+
+_TOPIC: Final = attrgetter("topic")
+_BLOCK: Final = attrgetter("block")
 
 # Hears of appends that are done, those together that are done together.
 Answered = Callable[[Sequence[PendingAppend]], None]
@@ -159,40 +164,37 @@ class AppendCommit:
         else:
             times = Times(0, write_ns, 0)
         failure: Exception | None = None
-        logged, totals = self._logged, self._state.totals
-        records = data_bytes = block_bytes = 0  # that are not in the totals yet
-        for number, pending in enumerate(self._appends):
+        logged, totals, appends = self._logged, self._state.totals, self._appends
+        totals.note_changed(list(map(_TOPIC, appends)))
+        counted = 0  # how many are in the totals
+        for number, pending in enumerate(appends):
             topic, block = pending.topic, pending.block
             assert topic is not None and block is not None
             try:
-                block_bytes += topic.publish_one_of_many(
-                    block, logged, pending.needs_sync, pending.reserve, shard
-                )
-                records += block.count
-                data_bytes += block.bytes
+                topic.publish_one_of_many(block, logged, pending.needs_sync, pending.reserve, shard)
                 if pending.beside is not None:
                     self._remember(pending, pending.beside)
                 if topic.bounded and (topic.config.cap_records or topic.config.cap_bytes):
-                    totals.published(records, data_bytes, block_bytes, logged)
-                    records = data_bytes = block_bytes = 0
+                    totals.published(list(map(_BLOCK, appends[counted : number + 1])), logged)
+                    counted = number + 1
                     retention.enforce(self._state, topic)
             except MemoryError as error:
                 # It is applied in part, so those behind it must not be.
                 failure = error
                 unknown = shard.halt()
                 pending.fail(unknown)
-                self._take_back(self._appends[number + 1 :], unknown)
-                self._appends = self._appends[: number + 1]
+                self._take_back(appends[number + 1 :], unknown)
+                self._appends = appends[: number + 1]
+                appends = self._appends if topic.head >= block.first_seq else appends[:number]
                 break
-            try:
-                pending.acknowledge(topic.head, times)
-            except Exception as error:  # noqa: BLE001 - all must hear; raised again below
-                failure = failure or error
-                if not pending.done:
-                    pending.fail(error)
+            pending.head, pending.times = topic.head, times
+            if pending._callbacks is None:
+                pending.done = True  # what it was given is put together when it is asked for
+            else:
+                failure = failure or pending.tell()
             if topic.waiters is not None:
                 woken[topic.id] = topic
-        totals.published(records, data_bytes, block_bytes, logged)
+        totals.published(list(map(_BLOCK, appends[counted:] if counted else appends)), logged)
         try:
             if self._answered is not None:
                 self._answered(self._appends)

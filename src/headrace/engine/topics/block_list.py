@@ -22,33 +22,31 @@ _DROPPED = cast(Block, None)
 class BlockList:
     """Blocks in ascending, disjoint seq ranges."""
 
-    __slots__ = ("_blocks", "_low")
+    __slots__ = ("_low", "stored")
 
     def __init__(self) -> None:
-        self._blocks: list[Block] = []
+        # New blocks are appended here, without a call of ours for each.
+        self.stored: list[Block] = []
         self._low = 0
 
     def __len__(self) -> int:
-        return len(self._blocks) - self._low
+        return len(self.stored) - self._low
 
     def __iter__(self) -> Iterator[Block]:
-        return iter(self._blocks[self._low :])
-
-    def append(self, block: Block) -> None:
-        self._blocks.append(block)
+        return iter(self.stored[self._low :])
 
     @property
     def first(self) -> Block | None:
-        return self._blocks[self._low] if self._low < len(self._blocks) else None
+        return self.stored[self._low] if self._low < len(self.stored) else None
 
     def pop_first(self) -> Block:
-        block = self._blocks[self._low]
+        block = self.stored[self._low]
         self.drop_first(1)
         return block
 
     def drop_first(self, count: int) -> None:
         """Let go of the oldest `count` blocks."""
-        blocks, low = self._blocks, self._low
+        blocks, low = self.stored, self._low
         assert count <= len(blocks) - low, (count, len(blocks), low)
         blocks[low : low + count] = [_DROPPED] * count
         self._low = low = low + count
@@ -58,14 +56,14 @@ class BlockList:
 
     def up_to(self, seq: int, count: int) -> list[Block]:
         """The oldest blocks whose records are all at or below `seq`, at most `count` of them."""
-        oldest = self._blocks[self._low : self._low + count]
+        oldest = self.stored[self._low : self._low + count]
         if oldest and oldest[-1].last_seq > seq:
             del oldest[bisect_right(oldest, seq, key=_LAST_SEQ) :]
         return oldest
 
     def _index(self, seq: int) -> int:
         """Where the block is that holds `seq`, or the first one after it."""
-        blocks, low = self._blocks, self._low
+        blocks, low = self.stored, self._low
         if low < len(blocks):
             # Where each block has one record, and none is missing, it is as far as its seq says.
             index = low + seq - blocks[low].first_seq
@@ -78,7 +76,7 @@ class BlockList:
 
     def from_seq(self, seq: int) -> Iterator[Block]:
         """The block that holds `seq`, or the first after it, and all that follow."""
-        blocks = self._blocks
+        blocks = self.stored
         index = self._index(seq)
         while index < len(blocks):
             yield blocks[index]
@@ -86,6 +84,6 @@ class BlockList:
 
     def since(self, seq: int, count: int | None = None) -> list[Block]:
         """What `from_seq` gives, or the first `count` of it, as a list in one copy."""
-        blocks = self._blocks
+        blocks = self.stored
         index = self._index(seq)
         return blocks[index:] if count is None else blocks[index : index + count]

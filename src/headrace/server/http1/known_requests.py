@@ -7,8 +7,6 @@ else comes goes to `reader.py`.
 
 from __future__ import annotations
 
-from headrace.server.admitted_heads import AdmittedHead, admitted_head
-from headrace.server.http1.answer import Http1Exchange
 from headrace.server.http1.heads import WHOLE_HEAD_BYTES_MAX, KnownHead
 from headrace.server.http1.reader import RequestReader
 from headrace.server.http1.states import IDLE
@@ -21,8 +19,8 @@ class KnownRequests(RequestReader):
 
     # What the other half does
 
-    def _hand_over_alone(self, exchange: Http1Exchange, admitted: AdmittedHead) -> None:
-        """Give the application the only request of the connection."""
+    def _take_known(self, known: KnownHead, headers: dict[bytes, bytes], body: bytes) -> None:
+        """Take a request whose head is known."""
         raise NotImplementedError
 
     # Reading
@@ -40,24 +38,6 @@ class KnownRequests(RequestReader):
             self._take_some(data)
         else:  # all of it is here, and nothing follows
             self._take_known(known, known.headers, data[start:])
-
-    def _take_known(self, known: KnownHead, headers: dict[bytes, bytes], body: bytes) -> None:
-        """Take a request whose head is known."""
-        self._attempts = 0
-        exchange = self._new_exchange(known.target, headers)
-        exchange.body = body
-        exchange.received = True
-        exchange.memo = known.memo
-        admitted = known.admitted
-        if admitted is None:
-            admitted = known.admitted = admitted_head(self.app, exchange)
-        exchange.admitted = admitted
-        queue = self.queue
-        queue.append(exchange)
-        if admitted is not None and len(queue) == 1:
-            self._hand_over_alone(exchange, admitted)
-        else:
-            self._hand_over()
 
     def _take_some(self, data: bytes) -> None:
         """Take requests whose heads are known in parts, and parse what is left."""

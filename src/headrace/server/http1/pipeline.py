@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from headrace.server.admitted_heads import AdmittedHead
+from headrace.server.admitted_heads import admitted_head
 from headrace.server.app import App
 from headrace.server.http1.answer import Http1Exchange
-from headrace.server.http1.heads import KnownHeads
+from headrace.server.http1.heads import KnownHead, KnownHeads
 from headrace.server.http1.known_requests import KnownRequests
 from headrace.server.http1.outlet import Http1Outlet
 from headrace.server.http1.states import CLOSE, HALF_CLOSED, OPEN, UPGRADING, State
@@ -67,6 +67,24 @@ class Pipeline(KnownRequests):
 
     # Handing over
 
+    def _take_known(self, known: KnownHead, headers: dict[bytes, bytes], body: bytes) -> None:
+        self._attempts = 0
+        app, queue = self.app, self.queue
+        target, memo, now = known.target, known.memo, app.now_ns()
+        exchange = Http1Exchange(self, target, headers, now, body, memo)  # type: ignore[arg-type]
+        exchange.received = True
+        admitted = known.admitted
+        if admitted is None:
+            admitted = known.admitted = admitted_head(app, exchange)
+        exchange.admitted = admitted
+        queue.append(exchange)
+        if admitted is not None and len(queue) == 1 and self.writable:
+            # Nearly always: the only one.
+            self._handled = 1
+            app.handle_admitted(exchange, admitted)
+        else:
+            self._hand_over()
+
     def _hand_over(self) -> None:
         """Give the application what has arrived, at most `pipeline_requests_max` at a time.
 
@@ -87,11 +105,6 @@ class Pipeline(KnownRequests):
                 self._handing_over = False
         if len(self.queue) > self._pipeline_max:
             self._pause()
-
-    def _hand_over_alone(self, exchange: Http1Exchange, admitted: AdmittedHead) -> None:
-        if self.writable:
-            self._handled = 1
-            self.app.handle_admitted(exchange, admitted)
 
     def _hand_over_all(self) -> None:
         held_max = self.app.settings.stream_pending_bytes

@@ -6,6 +6,8 @@ for a rotation, as a checkpoint follows.  Where batches go is `batch_writer.py`'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace.core.runtime import Thunk
 from headrace.storage.fs import Filesystem
 from headrace.storage.wal.batch_writer import BatchWriter
@@ -50,7 +52,7 @@ class LogEnd(BatchWriter):
             self._opening()
             self._opening = None
 
-    def put(self, body: bytes, entries: list[bytes]) -> None:
+    def put(self, body: bytes, entries: Sequence[bytes]) -> None:
         """Write one batch; one that frees room may have what the reserve holds."""
         try:
             self.open_now()

@@ -8,7 +8,7 @@ it was to write.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.core.error_frames import without_frames
 from headrace.core.errors import NotReady
@@ -112,7 +112,7 @@ class LogRoom:
         wanted, self._wanted = self._wanted, False
         return wanted
 
-    def pays_for(self, entries: list[bytes]) -> bool:
+    def pays_for(self, entries: Sequence[bytes]) -> bool:
         """Spend the reserve, if it is there and one of these entries frees more."""
         return any(map(_frees, entries)) and self.reserve.spend()
 

@@ -225,19 +225,14 @@ class WalShard:
         if self._poison is not None:
             return self.refusal(), 0
         while done < len(commits):
-            stop, size = done, 0
-            entries: list[bytes] = []
-            for commit in islice(commits, done, None):
-                stop += 1
-                entries += commit.entries
-                size += sum(map(len, commit.entries))
-                if size >= self.batch_bytes_max:
-                    break
+            entries, stop = commits[done].entries, done + 1
+            if stop < len(commits):
+                entries, stop = self._next_batch(commits, done)
             try:
                 body = entries[0] if len(entries) == 1 else b"".join(entries)
                 self._writer.put(body, entries)
             except OSError as error:
-                return self._write_failed(error, size), done
+                return self._write_failed(error, sum(map(len, entries))), done
             except MemoryError:  # nothing of it is written
                 return OutOfResources.told("nothing"), done
             if self.forwards_staged:
@@ -246,6 +241,18 @@ class WalShard:
                 self.forwards_total += forwards
             done = stop
         return None, done
+
+    def _next_batch(self, commits: list[Commit], start: int) -> tuple[list[bytes], int]:
+        """The entries of commits from `start` on that fill a batch, and where the next begins."""
+        stop, size = start, 0
+        entries: list[bytes] = []
+        for commit in islice(commits, start, None):
+            stop += 1
+            entries += commit.entries
+            size += sum(map(len, commit.entries))
+            if size >= self.batch_bytes_max:
+                break
+        return entries, stop
 
     def _write_failed(self, error: OSError, body_bytes: int = 0) -> HeadraceError:
         if is_passing(error):

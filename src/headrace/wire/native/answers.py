@@ -11,21 +11,27 @@ from headrace.core.clock import Clock
 from headrace.wire.exchange import JSON, Exchange, Header
 
 encode = msgspec.json.Encoder().encode
+SERVER_TIMING: Final = b"server-timing"
 
-# Milliseconds for every microsecond up to here: to format a float takes several times as long as
-# to look it up, and an answer has two of them, or three.
-_MS_COUNT: Final = 10_000
-_MS: Final = tuple(f"{us / 1000:.3f}" for us in range(_MS_COUNT))
+
+class _Milliseconds(dict[int, str]):
+    """Milliseconds by microseconds; those of most answers are ready."""
+
+    def __missing__(self, us: int) -> str:
+        return f"{us / 1000:.3f}"
+
+
+# To format a float takes several times as long as to look it up, and an answer has two or three.
+MILLISECONDS: Final = _Milliseconds((us, f"{us / 1000:.3f}") for us in range(10_000))
 
 
 def milliseconds(ns: int) -> str:
-    """Nanoseconds as milliseconds.
+    """Nanoseconds as milliseconds, whole microseconds of them.
 
     >>> milliseconds(1_234_567), milliseconds(12_345_678)
-    ('1.234', '12.346')
+    ('1.234', '12.345')
     """
-    us = ns // 1000
-    return _MS[us] if us < _MS_COUNT else f"{ns / 1e6:.3f}"
+    return MILLISECONDS[ns // 1_000]
 
 
 class Timing:
@@ -41,7 +47,7 @@ class Timing:
             taken = milliseconds(ns)
             self.json += f',"{name}_ms":{taken}'
             timing += f", {name};dur={taken}"
-        self.header: Header = (b"server-timing", timing.encode("ascii"))
+        self.header: Header = (SERVER_TIMING, timing.encode("ascii"))
 
     def close(self, more: str = "") -> bytes:
         """The `performance` object; `more` are further fields, each with its comma in front."""

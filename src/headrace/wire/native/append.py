@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -18,21 +19,19 @@ from headrace.core.errors import Forbidden, InvalidRequest, OutOfResources
 from headrace.core.limits import own_topic_prefix
 from headrace.core.settings import Settings
 from headrace.engine.appending.admission import PLAIN, Append, Records, check_batch
-from headrace.engine.appending.pending_append import PendingAppend, Times
+from headrace.engine.appending.pending_append import PendingAppend
 from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.engine import Engine
 from headrace.metrics.requests import Metrics
 from headrace.storage.block import AnyBatch
 from headrace.wire.bodies import check_json_type
 from headrace.wire.exchange import ARROW_STREAM, JSON, Exchange
-from headrace.wire.native.answers import encode, milliseconds
+from headrace.wire.native.answers import SERVER_TIMING, encode, milliseconds
 from headrace.wire.native.append_answers import (
-    NOTHING_SAID,
-    AppendCounts,
-    CountedAppends,
-    answer_body,
-    count_appends,
+    AppendHead,
     log_times,
+    repeat_body,
+    stored_answers,
 )
 from headrace.wire.native.append_records import batch_of, decode_append
 from headrace.wire.native.request_checks import (
@@ -48,18 +47,11 @@ from headrace.wire.routes import ADMIN
 _NULL: Final = msgspec.Raw(b"null")  # equal to a `Raw` only
 _PRODUCER_HEADERS: Final = (b"producer-id", b"producer-epoch", b"producer-seq")
 _CONDITION_HEADERS: Final = frozenset((b"idempotency-key", *_PRODUCER_HEADERS))
-
-
-class _Head:
-    """What the head of an append says."""
-
-    __slots__ = ("begins", "conditional", "name", "with_seqs")
-
-    def __init__(self, name: str, begins: str, *, conditional: bool, with_seqs: bool) -> None:
-        self.name = name
-        self.begins = begins  # the answer, up to the name
-        self.conditional = conditional  # its headers have conditions
-        self.with_seqs = with_seqs
+# What a body may have beside its records, and what that is of most bodies: see `is_plain`.
+_BESIDE: Final = attrgetter(
+    "idempotency_key", "create", "expected_head_seq", "config", "disable_backpressure"
+)
+_NOTHING: Final = (None,) * 5
 
 
 class AppendApi:
@@ -86,42 +78,36 @@ class AppendApi:
         self._append_all(exchanges, ends_turn=True)
 
     def _append_all(self, exchanges: Sequence[Exchange], *, ends_turn: bool) -> None:
-        asked = []
+        asked, topics, runtime = list[PendingAppend](), self._topics, self._runtime
+        meta_keys_max = self._settings.meta_keys_max
         for exchange in exchanges:
             try:
-                pending = self._asked(exchange)
-                if pending is not None:
-                    asked.append(pending)
+                memo = exchange.memo
+                known = None if memo is None else memo.get(self)
+                head: AppendHead | None = known  # type: ignore[assignment]
+                if head is None:
+                    head = self._head_of(exchange)
+                    if head is None:  # columns, which are decoded elsewhere first
+                        self._append_arrow(exchange)
+                        continue
+                body = decode_append(exchange.body)
+                name, how = head.name, PLAIN
+                if head.conditional or (_BESIDE(body) != _NOTHING and not is_plain(body)):
+                    how = self._conditions(exchange, body, name)
+                batch = batch_of(body, meta_keys_max)
+                if name not in topics:
+                    self.check_new(name, batch, how)
+                elif name[0] == own_topic_prefix:
+                    check_not_own(name)
+                asked.append(PendingAppend(runtime, name, batch, how, (exchange, head)))
+            except MemoryError:
+                exchange.fail(OutOfResources.told("nothing"))
             except Exception as error:  # noqa: BLE001 - whatever it is, its client hears of it
                 exchange.fail(error)
         if asked:
             self._engine.append_all(asked, self._answer, ends_turn=ends_turn)
 
-    def _asked(self, exchange: Exchange) -> PendingAppend | None:
-        """What a request asks for; None of columns, which are decoded elsewhere first."""
-        memo = exchange.memo
-        head = None if memo is None else memo.get(self)
-        if head is None:
-            head = self._head_of(exchange)
-            if head is None:
-                self._append_arrow(exchange)
-                return None
-        assert type(head) is _Head
-        body = decode_append(exchange.body)
-        name, how = head.name, PLAIN
-        if head.conditional or not is_plain(body):
-            how = self._conditions(exchange, body, name)
-        try:
-            batch = self.batch_of(body)
-        except MemoryError:
-            raise OutOfResources.told("nothing") from None
-        if name not in self._topics:
-            self.check_new(name, batch, how)
-        elif name[0] == own_topic_prefix:
-            check_not_own(name)
-        return PendingAppend(self._runtime, name, batch, how, (exchange, head))
-
-    def _head_of(self, exchange: Exchange) -> _Head | None:
+    def _head_of(self, exchange: Exchange) -> AppendHead | None:
         """What the head of a request says, kept with it; None: the body has columns."""
         headers = exchange.headers
         if headers.get(b"content-type") != JSON:
@@ -131,7 +117,7 @@ class AppendApi:
         with_seqs = not exchange.query or flag(query_of(exchange), "return_seqs", True)
         conditional = not _CONDITION_HEADERS.isdisjoint(headers)
         name = exchange.params[0]
-        head = _Head(name, self._begins(name), conditional=conditional, with_seqs=with_seqs)
+        head = AppendHead(name, self._begins(name), conditional=conditional, with_seqs=with_seqs)
         if exchange.memo is not None:
             exchange.memo[self] = head
         return head
@@ -167,7 +153,9 @@ class AppendApi:
         elif name[0] == own_topic_prefix:
             check_not_own(name)
         with_seqs = flag(query, "return_seqs", False)
-        head = _Head(name, self._begins(name), conditional=how is not PLAIN, with_seqs=with_seqs)
+        head = AppendHead(
+            name, self._begins(name), conditional=how is not PLAIN, with_seqs=with_seqs
+        )
         pending = PendingAppend(self._runtime, name, batch, how, (exchange, head))
         self._engine.append_all([pending], self._answer)
 
@@ -229,38 +217,29 @@ class AppendApi:
 
     def _answer(self, appends: Sequence[PendingAppend]) -> None:
         """Answer the requests of appends that are done."""
-        counted: CountedAppends = {}
-        now_ns, topics = self._now_ns(), self._topics
-        said, counts = NOTHING_SAID, AppendCounts()
-        times: Times | None = None
-        durability: str | None = None
-        for pending in appends:
-            exchange, head = pending.caller
-            if exchange.answered:
-                continue
-            if pending.error is not None:
-                exchange.fail(pending.error)
-                continue
-            try:
-                topic, block = pending.topic or topics.get(pending.name), pending.block
-                kind = None if topic is None else topic.config.durability
-                if times is not pending.times or kind != durability:
-                    times, durability = pending.times, kind
-                    said = log_times(times, kind)
-                    counts = counted.setdefault(kind, AppendCounts())
-                ns, size = now_ns - exchange.started_ns, len(exchange.body)
-                total = milliseconds(ns)
-                body = answer_body(pending, head.begins, head.with_seqs, total, said)
-                timing = f"total;dur={total}{said.timing}".encode()
-                status = 201 if pending.created else 200
-                exchange.answer(status, body, JSON, ((b"server-timing", timing),))
-                if block is not None:
-                    counts.records.append(block.count)
-                    counts.durations_ns.append(ns)
-                    counts.bytes += size
-            except Exception as failure:  # noqa: BLE001 - whatever it is, the client hears of it
-                exchange.fail(failure)
-        count_appends(self._metrics, counted)
+        stored, others = stored_answers(appends, self._now_ns())
+        for answers in stored:
+            answers.send(self._metrics)
+        for pending in others:
+            self._answer_other(pending)
+
+    def _answer_other(self, pending: PendingAppend) -> None:
+        """Answer an append that was refused, or had been stored before."""
+        exchange, head = pending.caller
+        if exchange.answered:
+            return
+        if pending.error is not None:
+            exchange.fail(pending.error)
+            return
+        try:
+            topic = self._topics.get(pending.name)
+            said = log_times(pending.times, None if topic is None else topic.config.durability)
+            total = milliseconds(self._now_ns() - exchange.started_ns)
+            timing = f"total;dur={total}{said.timing}".encode()
+            body = repeat_body(pending, head, total, said)
+            exchange.answer(200, body, JSON, ((SERVER_TIMING, timing),))
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the client hears of it
+            exchange.fail(failure)
 
 
 def is_plain(body: AppendBody) -> bool:

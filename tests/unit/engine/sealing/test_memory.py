@@ -106,7 +106,7 @@ def test_a_block_that_was_dropped_is_let_go_at_once() -> None:
     blocks = BlockList()
     made = [encode_single(b"x", 1, 7, seq, 1, 1) for seq in range(1, 101)]
     for block in made:
-        blocks.append(block)
+        blocks.stored.append(block)
     held = sys.getrefcount(made[1])
     assert blocks.up_to(0, 10) == []
     assert [block.first_seq for block in blocks.up_to(10, 3)] == [1, 2, 3]
@@ -118,7 +118,7 @@ def test_a_block_that_was_dropped_is_let_go_at_once() -> None:
     assert blocks.first is made[10] and len(blocks) == 90
     assert [block.first_seq for block in blocks.from_seq(5)][:2] == [11, 12]
     blocks.drop_first(60)
-    blocks.append(encode_single(b"x", 1, 7, 101, 1, 1))
+    blocks.stored.append(encode_single(b"x", 1, 7, 101, 1, 1))
     assert [block.first_seq for block in blocks] == list(range(71, 102))
     blocks.drop_first(31)
     assert blocks.first is None and len(blocks) == 0

@@ -10,7 +10,6 @@ import pytest
 from headrace.core.errors import InvalidRequest
 from headrace.core.settings import Settings
 from headrace.server.http1 import heads as http1_heads
-from headrace.server.http1.answer import Http1Exchange
 from headrace.server.http1.connection import Http1Connection
 from headrace.server.http1.heads import HeadLayout, KnownHead, KnownHeads
 from headrace.wire.exchange import Exchange
@@ -55,21 +54,13 @@ def served() -> Iterator[Served]:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Notes each request that was taken without the parser."""
     found: list[bool] = []
-    make, parsed = Http1Connection._new_exchange, Http1Connection.on_headers_complete
+    take = Http1Connection._take_known
 
-    def made(self: Http1Connection, *arguments: Any) -> Http1Exchange:
+    def noted(self: Http1Connection, *arguments: Any) -> None:
         found.append(True)
-        return make(self, *arguments)
+        take(self, *arguments)
 
-    def without_parsed(self: Http1Connection) -> None:
-        before = len(found)
-        try:
-            parsed(self)
-        finally:
-            del found[before:]
-
-    monkeypatch.setattr(Http1Connection, "_new_exchange", made)
-    monkeypatch.setattr(Http1Connection, "on_headers_complete", without_parsed)
+    monkeypatch.setattr(Http1Connection, "_take_known", noted)
     return found
 
 
