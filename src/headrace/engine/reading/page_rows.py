@@ -116,10 +116,12 @@ class Collector(msgspec.Struct, eq=False):
         """Take from memory until `last` is passed or the page is full."""
         while not self.full:
             # A block has at least one record, so more of them are never needed at a time.
-            window = blocks.since(self.cursor + 1, self.left)
+            wanted = self.left
+            window = blocks.since(self.cursor + 1, wanted)
             if not window:
                 return
-            index, stop = 0, len(window)
+            index = 0
+            count = stop = len(window)
             if window[-1].first_seq > last:
                 stop = bisect_right(window, last, key=_FIRST_SEQ)
             while index < stop and not self.full:
@@ -130,7 +132,7 @@ class Collector(msgspec.Struct, eq=False):
                 else:
                     self._take_block(block, last)
                     index += 1
-            if index < len(window):
+            if index < count or count < wanted:  # there are no more blocks
                 return
 
     def _take_singles(self, blocks: list[Block]) -> int:

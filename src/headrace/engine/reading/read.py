@@ -39,9 +39,7 @@ class Reader:
         state = self._state
         topic = state.topic(name)
         topic.touch(state.clock.now_ms())
-        if name in state.routed:
-            return read_topic(state, topic, request)
-        return Walk(state, topic, request, self._recent).start()
+        return read_at_once(state, topic, request, self._recent)
 
     def wait(self, name: str, after_seq: int) -> Ticket[None]:
         """Return a ticket that is done when `name` has a record beyond `after_seq`, or is gone."""
@@ -55,6 +53,18 @@ class Reader:
         else:
             _add_waiter(topic, Waiter(topic, after_seq, ticket))
         return ticket
+
+
+def read_at_once(
+    state: EngineState, topic: Topic, request: ReadRequest, recent: RecentPages | None = None
+) -> Page | Ticket[Page]:
+    """Read a topic after what routers owe it: the page, or where that takes a while a ticket of it.
+
+    Raises what is refused at once; the request is known to be valid.
+    """
+    if topic.name in state.routed:
+        return read_topic(state, topic, request)
+    return Walk(state, topic, request, recent).start()
 
 
 def read_topic(state: EngineState, topic: Topic, request: ReadRequest) -> Ticket[Page]:

@@ -130,9 +130,9 @@ def test_a_round_takes_what_is_new_for_each_however_much_comes_meanwhile(
     for reader in (readers[0], appending, *readers[1:]):
         reader.start(topic, cursor=2)
     run(engine)
-    read_topic = feed_module.read_topic
+    read_at_once = feed_module.read_at_once
     monkeypatch.setattr(
-        feed_module, "read_topic", lambda *given: reads.append(given) or read_topic(*given)
+        feed_module, "read_at_once", lambda *given: reads.append(given) or read_at_once(*given)
     )
     engine.append("jobs", [0]).result()
     while engine.runtime.step():  # type: ignore[attr-defined]
@@ -161,9 +161,9 @@ def test_what_comes_during_a_long_round_goes_to_those_still_to_be_served(
         reader.start(topic, cursor=2)
     run(engine)
     reads: list[object] = []
-    read_topic = feed_module.read_topic
+    read_at_once = feed_module.read_at_once
     monkeypatch.setattr(
-        feed_module, "read_topic", lambda *given: reads.append(given) or read_topic(*given)
+        feed_module, "read_at_once", lambda *given: reads.append(given) or read_at_once(*given)
     )
     engine.append("jobs", [3]).result()
     run(engine)
@@ -182,9 +182,9 @@ def test_a_page_is_read_once_for_all_and_not_kept(
     feeds = [feed_of(reader.start(topic_of(engine, "jobs"), cursor=2)) for reader in readers]
     run(engine)
     reads: list[object] = []
-    read_topic = feed_module.read_topic
+    read_at_once = feed_module.read_at_once
     monkeypatch.setattr(
-        feed_module, "read_topic", lambda *given: reads.append(given) or read_topic(*given)
+        feed_module, "read_at_once", lambda *given: reads.append(given) or read_at_once(*given)
     )
     engine.append("jobs", [3]).result()
     run(engine)
