@@ -135,23 +135,22 @@ class TopicFeed(Job):
             self._busy, self._index, self._read_at = True, 0, 0
             self._round, self._round_head = list(self.subscriptions), self.topic.head
             self._pages.clear()
-        subscriptions = self._round
+        subscriptions, index = self._round, self._index
         left_ns = turns.left_ns
-        while self._index < len(subscriptions):
-            room = max(left_ns // self._ns_each, 1)
-            index = self._index
-            if self.topic.head != self._round_head and index - self._read_at >= SAME_PAGE_MIN:
+        while index < len(subscriptions):
+            if index - self._read_at >= SAME_PAGE_MIN and self.topic.head != self._round_head:
                 self._round_head, self._read_at = self.topic.head, index
                 self._pages.clear()
+            room = max(left_ns // self._ns_each, 1)
             part = subscriptions[index : index + min(room, TOGETHER_MAX)]
-            self._index = index + len(part)
+            self._index = index = index + len(part)
             for alike in self._ready(part):
                 self._serve(alike)
             before_ns, left_ns = left_ns, turns.left_ns
             self._ns_each = (before_ns - left_ns) // len(part) + 1
             if left_ns <= 0:
                 break
-        if self._index < len(subscriptions):
+        if index < len(subscriptions):
             return True
         self._busy, self._round = False, []
         repeat, self._repeat = self._repeat, False

@@ -138,7 +138,7 @@ def test_a_round_takes_what_is_new_for_each_however_much_comes_meanwhile(
     while engine.runtime.step():  # type: ignore[attr-defined]
         assert not any(reader.backlog for reader in (appending, *readers))
     assert [reader.seqs for reader in (appending, *readers)] == [list(range(3, 41))] * 4
-    pages = [shared.page.count for shared in readers[0].pages if shared.count]
+    pages = [shared.page.count for shared in readers[0].pages if shared.page.count]
     assert len(reads) == len(pages) == 1 + 37 // 3 + 1
 
 
@@ -168,7 +168,9 @@ def test_what_comes_during_a_long_round_goes_to_those_still_to_be_served(
     engine.append("jobs", [3]).result()
     run(engine)
     assert all(reader.seqs == [3, 4] for reader in readers)
-    counts = [[shared.count for shared in reader.pages if shared.count] for reader in readers]
+    counts = [
+        [shared.page.count for shared in reader.pages if shared.page.count] for reader in readers
+    ]
     assert counts[:SAME_PAGE_MIN] == [[1, 1]] * SAME_PAGE_MIN
     assert counts[SAME_PAGE_MIN:] == [[2]] * (len(readers) - SAME_PAGE_MIN)
     assert len(reads) == 3
@@ -273,7 +275,7 @@ def test_who_has_no_room_is_read_nothing_and_catches_up_later(engine: Engine, hu
     hub.turns.enqueue(slow)
     run(engine)
     assert slow.seqs == [3, 4, 5, 6, 7]
-    assert [page.count for page in slow.pages if page.count] == [2, 2, 1]
+    assert [shared.page.count for shared in slow.pages if shared.page.count] == [2, 2, 1]
     assert not slow.backlog
 
 
