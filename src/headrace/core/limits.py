@@ -32,6 +32,8 @@ def is_seq(value: object) -> bool:
     >>> is_seq(0), is_seq(-1), is_seq(True), is_seq("1")
     (True, False, False, False)
     """
+    if type(value) is int:  # of no subclass, as nearly all are
+        return 0 <= value <= seq_max
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= seq_max
 
 

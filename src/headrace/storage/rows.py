@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from headrace.storage.record_headers import Header
 
 # Kinds of payload.  On-disk values: never change one.
@@ -37,46 +39,24 @@ class Record(NamedTuple):
     append_first_seq: int = 0
 
 
-class Rows:
+class Rows(msgspec.Struct, eq=False):
     """Records of one topic as parallel columns, in ascending seq; absent columns are None.
 
     `ts`, `kinds` and `append_firsts` are one int where every row has the same value.
     """
 
-    __slots__ = (
-        "append_firsts",
-        "data",
-        "headers",
-        "kinds",
-        "metas",
-        "nodes",
-        "seqs",
-        "tags",
-        "ts",
-    )
+    seqs: Sequence[int]
+    ts: int | Sequence[int]
+    data: list[bytes]
+    kinds: int | Sequence[int] = KIND_JSON
+    tags: list[str | None] | None = None
+    nodes: list[str | None] | None = None
+    metas: list[bytes | None] | None = None
+    headers: list[Sequence[Header] | None] | None = None
+    append_firsts: int | Sequence[int] = 0
 
-    def __init__(
-        self,
-        seqs: Sequence[int],
-        ts: int | Sequence[int],
-        data: list[bytes],
-        kinds: int | Sequence[int] = KIND_JSON,
-        tags: list[str | None] | None = None,
-        nodes: list[str | None] | None = None,
-        metas: list[bytes | None] | None = None,
-        headers: list[Sequence[Header] | None] | None = None,
-        append_firsts: int | Sequence[int] = 0,
-    ) -> None:
-        assert len(seqs) == len(data)
-        self.seqs = seqs
-        self.ts = ts
-        self.data = data
-        self.kinds = kinds
-        self.tags = tags
-        self.nodes = nodes
-        self.metas = metas
-        self.headers = headers
-        self.append_firsts = append_firsts
+    def __post_init__(self) -> None:
+        assert len(self.seqs) == len(self.data)
 
     def __len__(self) -> int:
         return len(self.data)

@@ -149,7 +149,8 @@ class LiveStream(Follower[ViewT]):
             # Those alike are streams of one class.
             streams = cast("list[LiveStream[ViewT]]", [one.follower for one in alike])
             self._write_to_all(streams, data)
-        self._metrics.delivered(self._encoder.dialect, shared.count, shared.lag, len(alike))
+        page = shared.page
+        self._metrics.delivered(self._encoder.dialect, page.count, page.lag, len(alike))
 
     def _write_to_all(self, streams: Sequence[LiveStream[ViewT]], data: bytes) -> None:
         """Write the same bytes to streams of the same kind, all of which are ready."""

@@ -222,9 +222,10 @@ def _check_conditions(settings: Settings, how: Append) -> None:
     if how.producer is not None:
         if not isinstance(how.producer, ProducerClaim):
             raise InvalidRequest(f"producer is {how.producer!r}", fix="send a ProducerClaim")
-        _check_text("producer id", how.producer.id, producer_id_bytes_max, low=1)
-        check_seq("producer epoch", how.producer.epoch)
-        check_seq("producer sequence", how.producer.sequence)
+        id, epoch, sequence = how.producer
+        _check_text("producer id", id, producer_id_bytes_max, low=1)
+        check_seq("producer epoch", epoch)
+        check_seq("producer sequence", sequence)
 
 
 def _check_text(what: str, value: object, bytes_max: int, low: int = 0) -> None:

@@ -54,28 +54,30 @@ def admit_producer(known: ProducerState | None, claim: ProducerClaim) -> bool:
     >>> admit_producer(ProducerState(0, 4, 1, 1, 1), ProducerClaim("p", 0, 3))
     False
     """
-    epoch = known.epoch if known is not None else claim.epoch
-    if known is not None and claim.epoch < epoch:
-        raise ProducerFenced(
-            f"producer {claim.id!r} has epoch {epoch}, this append says {claim.epoch}",
-            fix="stop this instance, a newer one took over",
-            detail={"epoch": epoch},
-        )
-    if known is not None and claim.epoch > epoch and claim.sequence != 0:
-        raise InvalidRequest(
-            f"producer {claim.id!r} starts epoch {claim.epoch} at sequence {claim.sequence}",
-            fix="start a new epoch at sequence 0",
-            detail={"expected": 0, "received": claim.sequence},
-        )
-    fresh = known is None or claim.epoch > epoch
-    last = -1 if fresh or known is None else known.sequence
-    if claim.sequence <= last:
+    id, epoch, sequence = claim
+    last = -1  # the sequence of the newest append in this epoch
+    if known is not None:
+        if epoch == known.epoch:
+            last = known.sequence
+        elif epoch < known.epoch:
+            raise ProducerFenced(
+                f"producer {id!r} has epoch {known.epoch}, this append says {epoch}",
+                fix="stop this instance, a newer one took over",
+                detail={"epoch": known.epoch},
+            )
+        elif sequence != 0:
+            raise InvalidRequest(
+                f"producer {id!r} starts epoch {epoch} at sequence {sequence}",
+                fix="start a new epoch at sequence 0",
+                detail={"expected": 0, "received": sequence},
+            )
+    if sequence <= last:
         return False
-    if claim.sequence != last + 1:
+    if sequence != last + 1:
         raise ProducerGap(
-            f"producer {claim.id!r} sent sequence {claim.sequence}, {last + 1} is next",
+            f"producer {id!r} sent sequence {sequence}, {last + 1} is next",
             fix=f"send sequence {last + 1} first",
-            detail={"expected": last + 1, "received": claim.sequence},
+            detail={"expected": last + 1, "received": sequence},
         )
     return True
 

@@ -27,7 +27,7 @@ from headrace.engine.live.follower import AnySubscription, Position
 from headrace.engine.live.pages import PageOptions, SharedPage, up_to
 from headrace.engine.reading.page import Page
 from headrace.engine.reading.page_rows import ReadRequest
-from headrace.engine.reading.read import read_topic
+from headrace.engine.reading.read import read_at_once
 from headrace.engine.scheduling.priority import priority_of
 from headrace.engine.scheduling.turns import Job, Turns
 from headrace.engine.topics.topic import Topic
@@ -135,23 +135,22 @@ class TopicFeed(Job):
             self._busy, self._index, self._read_at = True, 0, 0
             self._round, self._round_head = list(self.subscriptions), self.topic.head
             self._pages.clear()
-        subscriptions = self._round
+        subscriptions, index = self._round, self._index
         left_ns = turns.left_ns
-        while self._index < len(subscriptions):
-            room = max(left_ns // self._ns_each, 1)
-            index = self._index
-            if self.topic.head != self._round_head and index - self._read_at >= SAME_PAGE_MIN:
+        while index < len(subscriptions):
+            if index - self._read_at >= SAME_PAGE_MIN and self.topic.head != self._round_head:
                 self._round_head, self._read_at = self.topic.head, index
                 self._pages.clear()
+            room = max(left_ns // self._ns_each, 1)
             part = subscriptions[index : index + min(room, TOGETHER_MAX)]
-            self._index = index + len(part)
+            self._index = index = index + len(part)
             for alike in self._ready(part):
                 self._serve(alike)
             before_ns, left_ns = left_ns, turns.left_ns
             self._ns_each = (before_ns - left_ns) // len(part) + 1
             if left_ns <= 0:
                 break
-        if self._index < len(subscriptions):
+        if index < len(subscriptions):
             return True
         self._busy, self._round = False, []
         repeat, self._repeat = self._repeat, False
@@ -268,17 +267,19 @@ class TopicFeed(Job):
             try:
                 if subscription.first:
                     _check(position)
-                ticket = read_topic(self._hub.state, self.topic, request)
-                if ticket.error is not None:
-                    raise ticket.error
+                found = read_at_once(self._hub.state, self.topic, request)
+                if isinstance(found, Page):
+                    return self._share(key, found)
+                if found.error is not None:
+                    raise found.error
             except (HeadraceError, OSError) as error:
                 if not isinstance(error, TopicNotFound):  # of a deletion all are told soon
                     _give_up(alike, error)
                 return None
-            if ticket.done:
-                return self._share(key, ticket.result())
+            if found.done:
+                return self._share(key, found.result())
             waiting = self._fetching[key] = []
-            ticket.when_done(lambda done: self._fetched(key, done))
+            found.when_done(lambda done: self._fetched(key, done))
         for one in alike:
             waiting.append(one)
             one.fetching = (cursor, epoch)
@@ -289,7 +290,7 @@ class TopicFeed(Job):
         if key[1].strong:
             page = up_to(page, self.durable_to)
         if page.rows:
-            hub.engine.touch(self.topic)
+            self.topic.touch(hub.now_ms())
         shared = SharedPage(page)
         hub.keep(self)
         self._pages[key] = shared

@@ -29,12 +29,10 @@ class PageOptions:
 class SharedPage:
     """A page that was read once for all followers at one place, and what they encoded of it."""
 
-    __slots__ = ("count", "encoded", "lag", "page")
+    __slots__ = ("encoded", "page")
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.count = page.count
-        self.lag = page.lag
         self.encoded: dict[Hashable, object] = {}
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from headrace.storage.block import Record, Rows
+
+if TYPE_CHECKING:
+    from headrace.engine.reading.recent_pages import RecentRows
 
 
 class Tombstone(NamedTuple):
@@ -42,6 +45,7 @@ class Page(msgspec.Struct, frozen=True):
     cold: int = 0  # of those scanned, the ones that the cold tier holds
     batches: Sequence[pa.RecordBatch] = ()  # see storage/segment/page_columns.py
     lake: int = 0  # of those scanned, the ones that only the lake has
+    recent: RecentRows | None = None  # the same rows, if others may be given them, too
 
     @property
     def records(self) -> list[Record]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pyarrow as pa
 
-from headrace.engine.reading.page_rows import Collector, ReadRequest
+from headrace.engine.reading.page_rows import Collector
 from headrace.engine.topics.block_list import BlockList
-from headrace.engine.topics.topic import Topic
 from headrace.storage.block import Block
 from headrace.storage.segment.from_blocks import Piece
 from headrace.storage.segment.page_columns import (
@@ -28,11 +28,7 @@ from headrace.storage.segment.run import Run
 class ColumnCollector(Collector):
     """Columns taken so far, and how much more fits."""
 
-    __slots__ = ("batches",)
-
-    def __init__(self, topic: Topic, cursor: int, request: ReadRequest) -> None:
-        super().__init__(topic, cursor, request)
-        self.batches: list[pa.RecordBatch] = []
+    batches: list[pa.RecordBatch] = msgspec.field(default_factory=list)
 
     def take_run(self, run: Run, last: int, wait: bool) -> None:
         stop = run.row_of(last + 1, wait)
@@ -112,8 +108,9 @@ class ColumnCollector(Collector):
         self.cursor = last
         self.left -= batch.num_rows
         self.bytes_left -= size
-        self._skips_left -= seen - batch.num_rows
-        self.full = self.left <= 0 or self.bytes_left <= 0 or self._skips_left <= 0
+        self.skip(seen - batch.num_rows)
+        if self.left <= 0 or self.bytes_left <= 0:
+            self.full = True
 
 
 def fit(size_of: Callable[[int, int], int], start: int, stop: int, bytes_max: int) -> int:

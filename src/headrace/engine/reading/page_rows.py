@@ -11,8 +11,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
+import msgspec
 import pyarrow as pa
 from pyroaring import BitMap64
 
@@ -47,39 +48,30 @@ class ReadRequest(NamedTuple):
     columns: bool = False  # as Arrow columns, not as lists
 
 
-class Collector:
+class Collector(msgspec.Struct, eq=False):
     """Rows taken so far, and how much more fits."""
 
-    __slots__ = (
-        "_base",
-        "_frozen",
-        "_skips_left",
-        "bytes_left",
-        "cold",
-        "cursor",
-        "elsewhere",
-        "full",
-        "left",
-        "nodes",
-        "rows",
-        "scanned",
-        "topic",
-    )
+    topic: Topic
+    cursor: int
+    limit: int  # of rows, in all
+    left: int  # of them
+    bytes_left: int
+    nodes: Collection[str]  # records of these are left out
+    full: bool
+    rows: list[Rows] = msgspec.field(default_factory=list)
+    scanned: int = 0
+    cold: int = 0  # of those, the ones in the cold tier
+    elsewhere: int = 0  # and the ones that only the lake has
+    _skipped: int = 0  # and the ones that are left out
+    _frozen: BitMap64 | None = None
+    _base: int = 0
 
-    def __init__(self, topic: Topic, cursor: int, request: ReadRequest) -> None:
-        self.topic = topic
-        self.cursor = cursor
-        self.left = request.limit
-        self.bytes_left = request.bytes_max
-        self.nodes = request.nodes if topic.config.dedupe_node else ()
-        self.rows: list[Rows] = []
-        self.scanned = 0
-        self.cold = 0  # of those, the ones in the cold tier
-        self.elsewhere = 0  # and the ones that only the lake has
-        self.full = request.limit == 0
-        self._frozen: BitMap64 | None = None
-        self._base = 0
-        self._skips_left = max(SKIPPED_ROWS_MIN, SKIPPED_ROWS_PER_ROW * request.limit)
+    @classmethod
+    def begin(cls, topic: Topic, cursor: int, request: ReadRequest) -> Self:
+        """Collect what a request asks for, from behind a cursor."""
+        limit = request.limit
+        nodes = request.nodes and (request.nodes if topic.config.dedupe_node else ())
+        return cls(topic, cursor, limit, limit, request.bytes_max, nodes, not limit)
 
     def freeze(self, gone: BitMap64 | None = None) -> None:
         """From here to `thaw` another thread collects: it sees the holes as they are now.
@@ -124,10 +116,12 @@ class Collector:
         """Take from memory until `last` is passed or the page is full."""
         while not self.full:
             # A block has at least one record, so more of them are never needed at a time.
-            window = blocks.since(self.cursor + 1, self.left)
+            wanted = self.left
+            window = blocks.since(self.cursor + 1, wanted)
             if not window:
                 return
-            index, stop = 0, len(window)
+            index = 0
+            count = stop = len(window)
             if window[-1].first_seq > last:
                 stop = bisect_right(window, last, key=_FIRST_SEQ)
             while index < stop and not self.full:
@@ -138,7 +132,7 @@ class Collector:
                 else:
                     self._take_block(block, last)
                     index += 1
-            if index < len(window):
+            if index < count or count < wanted:  # there are no more blocks
                 return
 
     def _take_singles(self, blocks: list[Block]) -> int:
@@ -155,10 +149,15 @@ class Collector:
         return count
 
     def _take_block(self, block: Block, last: int) -> None:
-        stop = min(block.count, last - block.first_seq + 1)
-        start = max(0, self.cursor + 1 - block.first_seq)
+        first = block.first_seq
+        start, stop = self.cursor + 1 - first, block.count
+        if start < 0:
+            start = 0
+        if first + stop > last + 1:
+            stop = last + 1 - first
         while start < stop and not self.full:
-            end = min(stop, start + self.left)
+            left = self.left
+            end = stop if stop - start <= left else start + left
             size = block.size_of(start, end)
             if size > self.bytes_left:
                 end = fit_rows(block, start, end, self.bytes_left)
@@ -168,31 +167,36 @@ class Collector:
 
     def _add(self, rows: Rows, size: int) -> None:
         """Take rows; `size` is exact where nothing is filtered out."""
-        seen, last = len(rows.data), rows.seqs[-1]
+        seen = taken = len(rows.data)
+        last = rows.seqs[-1]
         holes = self.topic.holes if self._frozen is None else self._frozen
         if (holes is not None or self.nodes) and self._filtered(rows, holes):
             live = self._wanted(rows, holes)
-            self._skips_left -= seen - len(live)
-            size = 0
-            if len(live) == seen:
-                size = _size(rows)
-            elif live:
-                rows = rows.pick(live)
-                size = _size(rows)
-            else:
+            taken = len(live)
+            self.skip(seen - taken)
+            if not taken:
                 self.scanned += seen
                 self.cursor = last
-                self.full = self._skips_left <= 0
                 return
+            if taken < seen:
+                rows = rows.pick(live)
+            size = _size(rows)
         if size > self.bytes_left and self.rows:
             self.full = True
             return
         self.rows.append(rows)
         self.scanned += seen
         self.cursor = last
-        self.left -= len(rows.data)
-        self.bytes_left -= size
-        self.full = self.left <= 0 or self.bytes_left <= 0 or self._skips_left <= 0
+        self.left = left = self.left - taken
+        self.bytes_left = room = self.bytes_left - size
+        if left <= 0 or room <= 0:
+            self.full = True
+
+    def skip(self, count: int) -> None:
+        """Leave rows out, which ends the page once they are too many."""
+        self._skipped += count
+        if self._skipped >= max(SKIPPED_ROWS_MIN, SKIPPED_ROWS_PER_ROW * self.limit):
+            self.full = True
 
     def _filtered(self, rows: Rows, holes: BitMap64 | None) -> bool:
         if self.nodes and rows.nodes is not None:

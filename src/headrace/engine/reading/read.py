@@ -11,6 +11,7 @@ from headrace.core.runtime import Ticket
 from headrace.engine.appending.admission import check_seq
 from headrace.engine.reading.page import Page
 from headrace.engine.reading.page_rows import ReadRequest
+from headrace.engine.reading.recent_pages import RecentPages
 from headrace.engine.reading.walk import Walk, walk
 from headrace.engine.state import EngineState
 from headrace.engine.topics.topic import Topic
@@ -23,6 +24,7 @@ class Reader:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
+        self._recent = RecentPages()
 
     def read(self, name: str, request: ReadRequest) -> Ticket[Page]:
         """Read a page of `name`, if the request makes sense."""
@@ -37,9 +39,7 @@ class Reader:
         state = self._state
         topic = state.topic(name)
         topic.touch(state.clock.now_ms())
-        if name in state.routed:
-            return read_topic(state, topic, request)
-        return Walk(state, topic, request).start()
+        return read_at_once(state, topic, request, self._recent)
 
     def wait(self, name: str, after_seq: int) -> Ticket[None]:
         """Return a ticket that is done when `name` has a record beyond `after_seq`, or is gone."""
@@ -53,6 +53,18 @@ class Reader:
         else:
             _add_waiter(topic, Waiter(topic, after_seq, ticket))
         return ticket
+
+
+def read_at_once(
+    state: EngineState, topic: Topic, request: ReadRequest, recent: RecentPages | None = None
+) -> Page | Ticket[Page]:
+    """Read a topic after what routers owe it: the page, or where that takes a while a ticket of it.
+
+    Raises what is refused at once; the request is known to be valid.
+    """
+    if topic.name in state.routed:
+        return read_topic(state, topic, request)
+    return Walk(state, topic, request, recent).start()
 
 
 def read_topic(state: EngineState, topic: Topic, request: ReadRequest) -> Ticket[Page]:

@@ -18,6 +18,7 @@ from headrace.engine.reading.page import Page, Tombstone
 from headrace.engine.reading.page_archived import take_parts
 from headrace.engine.reading.page_columns import ColumnCollector
 from headrace.engine.reading.page_rows import Collector, ReadRequest, take_runs
+from headrace.engine.reading.recent_pages import RecentPages, RecentRows
 from headrace.engine.removal import retention
 from headrace.engine.removal.deleted_seqs import DeletedSeqs
 from headrace.engine.removal.retention import LANE
@@ -56,12 +57,28 @@ class Walk:
     Each step returns the page, or None once a lane has taken over, and raises what is refused.
     """
 
-    __slots__ = ("_collector", "_request", "_state", "_ticket", "_tombstone", "_topic")
+    __slots__ = (
+        "_collector",
+        "_from_seq",
+        "_recent",
+        "_request",
+        "_state",
+        "_ticket",
+        "_tombstone",
+        "_topic",
+    )
 
-    def __init__(self, state: EngineState, topic: Topic, request: ReadRequest) -> None:
+    def __init__(
+        self,
+        state: EngineState,
+        topic: Topic,
+        request: ReadRequest,
+        recent: RecentPages | None = None,
+    ) -> None:
         self._state = state
         self._topic = topic
         self._request = request
+        self._recent = None if request.columns else recent  # what others were given
         self._ticket: Ticket[Page] | None = None  # once a lane has taken over
         self._tombstone: Tombstone | None = None
 
@@ -162,8 +179,14 @@ class Walk:
             if lost is not None:
                 self._announce(*lost)
                 cursor = lost.last
-        collector = ColumnCollector if self._request.columns else Collector
-        self._collector: Collector = collector(topic, max(cursor, 0), self._request)
+        request, recent = self._request, self._recent
+        if recent is not None:
+            found = recent.find(topic, cursor, request)
+            if found is not None:
+                return self._page_of(found)
+            self._from_seq = cursor
+        kind = ColumnCollector if request.columns else Collector
+        self._collector: Collector = kind.begin(topic, cursor, request)
         return self._walk()
 
     def _walk(self) -> Page | None:
@@ -237,12 +260,16 @@ class Walk:
         """Take from files, then from memory; False when the lane took over."""
         topic, collector = self._topic, self._collector
         # Up to the next gap only, even where everything up to beyond it is gone.
-        stop = topic.read_end(collector.cursor)
-        collector.cursor = min(max(collector.cursor, topic.base), stop)
-        if collector.cursor >= stop:
+        cursor, base = collector.cursor, topic.base
+        stop = topic.read_end(cursor)
+        if cursor < base:
+            cursor = base
+        if cursor >= stop:
+            collector.cursor = stop
             return True
+        collector.cursor = cursor
         in_memory = _in_memory_from(topic)
-        if collector.cursor + 1 < in_memory and not self._sealed(min(stop, in_memory - 1)):
+        if cursor + 1 < in_memory and not self._sealed(min(stop, in_memory - 1)):
             return False
         if not collector.full:
             if self._request.columns and self._window_off_loop(stop):
@@ -290,6 +317,10 @@ class Walk:
         topic, collector = self._topic, self._collector
         if collector.cold or collector.elsewhere:
             self._state.reads.page(collector.cold, collector.elsewhere)
+        elif self._recent is not None:
+            kept = self._recent.keep(topic, self._from_seq, self._request, collector)
+            if kept is not None:
+                return self._page_of(kept)
         return Page(
             topic.name,
             topic.epoch,
@@ -302,6 +333,20 @@ class Walk:
             collector.cold,
             collector.batches if isinstance(collector, ColumnCollector) else (),
             collector.elsewhere,
+        )
+
+    def _page_of(self, recent: RecentRows) -> Page:
+        topic = self._topic
+        return Page(
+            topic.name,
+            topic.epoch,
+            recent.rows,
+            recent.next_from_seq,
+            topic.head,
+            topic.base + 1,
+            self._tombstone,
+            recent.scanned,
+            recent=recent,
         )
 
 

@@ -65,8 +65,9 @@ VARYING: Final = frozenset(
 _HOLE: Final = re.compile(
     rb"\r\n(" + b"|".join(map(re.escape, sorted(VARYING))) + rb"): ?([^\r]*)", re.IGNORECASE
 )
-# What a parser takes for values as they stand: printable, and no space at either end.
-_VALUES: Final = re.compile(rb"[!-~](?:[ -~]*[!-~])?(?:\r[!-~](?:[ -~]*[!-~])?)*")
+# What a parser takes for a value as it stands: printable, and no space at either end.
+_VALUE: Final = rb"([!-~](?:[ -~]{0,%d}[!-~])?)" % (VALUE_BYTES_MAX - 3)
+_DIGITS: Final = rb"([0-9]{1,%d})" % LENGTH_DIGITS_MAX
 
 
 class KnownHead:
@@ -104,46 +105,31 @@ class Taken(NamedTuple):
 class HeadLayout:
     """The header lines of a head around the values that differ."""
 
-    __slots__ = ("_first", "_first_bytes", "_holes", "_steady", "_with_length", "is_steady")
+    __slots__ = ("_length_at", "_match", "_names", "_steady", "is_steady")
 
     def __init__(
         self, pieces: list[bytes], names: list[bytes], headers: Mapping[bytes, bytes]
     ) -> None:
-        self._first = pieces[0]
-        self._first_bytes = len(pieces[0])
-        # The name of each value, what follows it, and how many bytes that is.
-        self._holes = [
-            (name, piece, len(piece)) for name, piece in zip(names, pieces[1:], strict=True)
-        ]
-        self._with_length = _LENGTH in names
+        pattern = re.escape(pieces[0])
+        for name, piece in zip(names, pieces[1:], strict=True):
+            pattern += (_DIGITS if name == _LENGTH else _VALUE) + re.escape(piece)
+        self._match = re.compile(pattern).match
+        self._names = names
+        self._length_at = names.index(_LENGTH) if _LENGTH in names else -1
         self._steady = {name: value for name, value in headers.items() if name not in VARYING}
         # Nothing but the length differs, so that the whole head may be remembered.
         self.is_steady = names in ([], [_LENGTH])
 
     def take(self, data: bytes, at: int) -> tuple[dict[bytes, bytes], int, int] | None:
         """Headers, where the body begins, and its length; None if another head begins at `at`."""
-        if not data.startswith(self._first, at):
+        found = self._match(data, at)
+        if found is None:
             return None
-        at += self._first_bytes
-        headers, values = self._steady.copy(), []
-        for name, piece, size in self._holes:
-            end = data.find(b"\r", at, at + VALUE_BYTES_MAX)
-            if end < 0 or not data.startswith(piece, end):
-                return None
-            headers[name] = value = data[at:end]
-            values.append(value)
-            at = end + size
-        if self._with_length:
-            digits = headers[_LENGTH]
-            # Bytes that are digits are ASCII digits.
-            if not digits.isdigit() or len(digits) > LENGTH_DIGITS_MAX:
-                return None
-            length = int(digits)
-        else:
-            length = 0  # a request without a body
-        if not self.is_steady and _VALUES.fullmatch(b"\r".join(values)) is None:
-            return None
-        return headers, at, length
+        values, headers = found.groups(), self._steady.copy()
+        headers.update(zip(self._names, values, strict=True))
+        # Without a length it is a request without a body.
+        length = int(values[self._length_at]) if self._length_at >= 0 else 0
+        return headers, found.end(), length
 
 
 class KnownHeads:

@@ -81,6 +81,8 @@ class WalShard:
         self._flush_asked = False
         self._put_off_since_ns: int | None = None  # when the first came that waits on purpose
         self._put_off_to_ns = 0
+        self._idle_since_ns = 0  # when the last sync left nothing to do
+        self._close_asked = False  # a timer looks whether the last window is to be closed
         self.forwards_staged = 0  # counted by the part that stages them
         # Commits that wait for a sync: up to which position, how long the write took, and when.
         self._waiting: deque[tuple[int, int, int, list[Commit]]] = deque()
@@ -380,12 +382,23 @@ class WalShard:
         elif self.written > self.durable:
             self._want_sync(urgent=False)
         elif not self._writer.quiet and not self._pending:
-            seen = self.written
-            self._runtime.later(self._sync_interval_ms, lambda: self._close_window(seen))
+            self._idle_since_ns = self._runtime.clock.monotonic_ns()
+            if not self._close_asked:  # one timer, however many syncs there are meanwhile
+                self._close_asked = True
+                self._runtime.later(self._sync_interval_ms, self._close_window)
 
-    def _close_window(self, seen: int) -> None:
-        idle = self.written == seen and not self._pending and not self.syncs.asked
-        if not idle or self._closed or self.refusal() is not None or self._writer.quiet:
+    def _close_window(self) -> None:
+        """Close the last window, if nothing was written for as long as that takes."""
+        self._close_asked = False
+        if self._pending or self.syncs.asked or self.written > self.durable or self._closed:
+            return  # the sync that is due asks again
+        if self.refusal() is not None or self._writer.quiet:
+            return
+        idle_ns = self._runtime.clock.monotonic_ns() - self._idle_since_ns
+        left_ms = self._sync_interval_ms - idle_ns // NS_PER_MS
+        if left_ms > 0:
+            self._close_asked = True
+            self._runtime.later(left_ms, self._close_window)
             return
         try:
             self._writer.write(b"", 0)

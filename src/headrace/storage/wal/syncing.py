@@ -194,11 +194,14 @@ class LogSyncs:
             self._heard(error if isinstance(error, OSError) else OSError(str(error)))
             return
         assert isinstance(value, tuple)
-        target, begun_ns, self.last_ns = value
+        target, begun_ns, taken_ns = value
+        self.last_ns = taken_ns
         self._window_end_ns = begun_ns if windowed else 0
         self.total += 1
-        self.micros.observe(self.last_ns // NS_PER_US)
-        self.durations.observe(self.last_ns)
-        self._choice.took(self.last_ns)
         self._writer.note_durable(target)
-        self._heard(None)
+        try:
+            self._heard(None)
+        finally:  # after those who waited have been answered
+            self.micros.observe(taken_ns // NS_PER_US)
+            self.durations.observe(taken_ns)
+            self._choice.took(taken_ns)

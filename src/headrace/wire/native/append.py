@@ -255,17 +255,19 @@ def is_plain(body: AppendBody) -> bool:
 
 def producer_of(exchange: Exchange) -> ProducerClaim | None:
     """What a producer says of its append in three headers, all or none."""
-    values = [exchange.headers.get(name) for name in _PRODUCER_HEADERS]
-    if values.count(None) == len(values):
-        return None
-    if None in values:
+    headers = exchange.headers
+    id, epoch, sequence = map(headers.get, _PRODUCER_HEADERS)
+    if id is None or epoch is None or sequence is None:
+        if id is epoch is sequence:
+            return None
         raise InvalidRequest(
             "some Producer headers are missing",
             fix="send Producer-Id, Producer-Epoch and Producer-Seq together",
         )
-    producer, epoch, sequence = (exchange.header(name) for name in _PRODUCER_HEADERS)
     return ProducerClaim(
-        producer, whole_number("Producer-Epoch", epoch), whole_number("Producer-Seq", sequence)
+        id.decode("latin-1"),
+        whole_number("Producer-Epoch", epoch.decode("latin-1")),
+        whole_number("Producer-Seq", sequence.decode("latin-1")),
     )
 
 

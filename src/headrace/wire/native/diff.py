@@ -38,12 +38,21 @@ _DEFAULTS: Final = DiffBody()
 SHARED_BYTES_MAX: Final = 4 << 20
 
 
-class _Head(NamedTuple):
+class _Head(msgspec.Struct, frozen=True):
     """What the head of a diff says."""
 
     arrow: bool  # the answer is to have columns
     is_json: bool  # it says that a body is JSON; not known of one without a body
     begins: str  # the answer, up to the epoch
+
+
+class _Limits(NamedTuple):
+    """How much a page may have, and how much it has by default."""
+
+    rows_max: int
+    bytes_max: int
+    rows: int
+    bytes: int
 
 
 class DiffApi:
@@ -62,6 +71,14 @@ class DiffApi:
         self.polls = polls
         self.engine = engine
         self.settings = settings
+        rows_max, bytes_max = settings.arrow_rows_max, settings.arrow_bytes_max
+        self._arrow_limits = _Limits(rows_max, bytes_max, rows_max, bytes_max)
+        self._limits = _Limits(
+            settings.read_limit_max,
+            settings.read_bytes_max,
+            settings.read_limit_default,
+            settings.read_bytes_default,
+        )
         self.metrics = metrics
         self._noun = vocabulary.noun
         self._default_tags = vocabulary.default_tags
@@ -73,7 +90,7 @@ class DiffApi:
 
     def diff_turn(self, exchanges: Sequence[Exchange]) -> None:
         """Answer all diffs that a turn brought, each with its page."""
-        reads = _Reads(self)
+        reads = _Reads(self, shares=len(exchanges) > 1)
         for exchange in exchanges:
             try:
                 reads.take(exchange)
@@ -86,9 +103,10 @@ class DiffApi:
     def head_of(self, exchange: Exchange) -> _Head:
         """What the head of a request says, kept with it."""
         memo, sends = exchange.memo, bool(exchange.body)
-        head = None if memo is None else memo.get(self)
-        if isinstance(head, _Head) and (head.is_json or not sends):
-            return head
+        if memo is not None:
+            head = memo.get(self)
+            if isinstance(head, _Head) and (head.is_json or not sends):
+                return head
         if sends:
             check_json_type(exchange)
         arrow = ARROW_STREAM in exchange.headers.get(b"accept", b"")
@@ -100,27 +118,27 @@ class DiffApi:
 
     def request_of(self, body: DiffBody, arrow: bool) -> ReadRequest:
         """Return the request to the engine, within the limits of the server."""
-        settings = self.settings
-        rows_max = settings.arrow_rows_max if arrow else settings.read_limit_max
-        bytes_max = settings.arrow_bytes_max if arrow else settings.read_bytes_max
-        limit_default = rows_max if arrow else settings.read_limit_default
-        bytes_default = bytes_max if arrow else settings.read_bytes_default
+        rows_max, bytes_max, rows, size = self._arrow_limits if arrow else self._limits
+        if body.limit:
+            rows = body.limit if body.limit < rows_max else rows_max
+        if body.max_batch_bytes:
+            size = min(check_u64("max_batch_bytes", body.max_batch_bytes), bytes_max)
         node = body.node
         nodes: tuple[str, ...] = ()
         if node is not None:
             nodes = (node,) if isinstance(node, str) else tuple(node)
-        size = body.max_batch_bytes and check_u64("max_batch_bytes", body.max_batch_bytes)
+        from_seq, from_ts, last, epoch = body.from_seq or 0, body.from_ts, body.last, body.epoch
         request = ReadRequest(
-            check_u64("from_seq", body.from_seq) or 0,
-            min(body.limit or limit_default, rows_max),
-            self.memory.fit(min(size or bytes_default, bytes_max)),
+            from_seq and check_u64("from_seq", from_seq),
+            rows,
+            self.memory.fit(size),
             nodes,
-            body.epoch and check_u64("epoch", body.epoch),
-            body.from_ts and check_u64("from_ts", body.from_ts),
-            body.last and check_u64("last", body.last),
+            epoch and check_u64("epoch", epoch),
+            from_ts and check_u64("from_ts", from_ts),
+            last and check_u64("last", last),
             arrow,
         )
-        if request.from_ts is not None or request.last is not None:
+        if from_ts is not None or last is not None:
             check_start(request)
         return request
 
@@ -129,7 +147,12 @@ class DiffApi:
     def encode_page(self, head: _Head, body: DiffBody, page: Page) -> PageAnswer:
         """A page as JSON."""
         tags = self._default_tags if body.include_tags is None else body.include_tags
-        records = encode_rows(page.rows, tags=tags, metas=body.include_meta is not False)
+        form, recent = (tags, body.include_meta is not False), page.recent
+        if recent is not None and recent.encoded_as == form:
+            return PageAnswer(head.begins, page, recent.encoded)
+        records = encode_rows(page.rows, tags=tags, metas=form[1])
+        if recent is not None:
+            recent.encoded_as, recent.encoded = form, records
         return PageAnswer(head.begins, page, records)
 
     def answer_arrow(self, exchange: Exchange, page: Page, body: DiffBody) -> None:
@@ -158,10 +181,11 @@ class _Shared(NamedTuple):
 class _Reads:
     """Reads that are done together: what has been read so far, and what is to be counted."""
 
-    __slots__ = ("_api", "_counts", "_shared", "_shared_bytes")
+    __slots__ = ("_api", "_counts", "_shared", "_shared_bytes", "_shares")
 
-    def __init__(self, api: DiffApi) -> None:
+    def __init__(self, api: DiffApi, *, shares: bool) -> None:
         self._api = api
+        self._shares = shares  # there are others that may ask for the same
         self._shared: dict[object, _Shared] = {}  # by what was asked for
         self._shared_bytes = 0
         self._counts: dict[str, list[tuple[int, int]]] = {}  # by tier: records, nanoseconds
@@ -211,7 +235,8 @@ class _Reads:
             answer = shared.answer
         else:
             answer = api.encode_page(head, body, page)
-            self._keep(asked, _Shared(page, answer, bytes_max))
+            if self._shares:
+                self._keep(asked, _Shared(page, answer, bytes_max))
         self._send(exchange, answer)
 
     def _keep(self, asked: object, shared: _Shared) -> None:
@@ -223,8 +248,8 @@ class _Reads:
 
     def _send(self, exchange: Exchange, answer: PageAnswer) -> None:
         ns = self._api.now_ns() - exchange.started_ns
-        total = milliseconds(ns)
-        timing = (b"server-timing", b"total;dur=%b" % total.encode())
+        total = milliseconds(ns).encode()
+        timing = (b"server-timing", b"total;dur=" + total)
         exchange.answer(200, answer.body(total), JSON, (timing,))
         self._note(answer.tier, answer.count, ns)
 
@@ -262,7 +287,7 @@ class _Poll(LongPoll):
         return self._api
 
     def read_all(self, polls: Sequence[LongPoll]) -> None:
-        reads = _Reads(self._api)
+        reads = _Reads(self._api, shares=len(polls) > 1)
         for poll in polls:
             assert isinstance(poll, _Poll)
             poll._read_with(reads)
@@ -284,7 +309,7 @@ class _Poll(LongPoll):
         return self._topic, self._request, body.include_tags, body.include_meta
 
     def answer(self, page: Page) -> None:
-        reads = self._reads or _Reads(self._api)
+        reads = self._reads or _Reads(self._api, shares=False)
         bytes_max = self._request.bytes_max
         reads.answer(self._exchange, self._head, self._body, page, self._asked, bytes_max)
         if reads is not self._reads:

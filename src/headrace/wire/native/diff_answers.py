@@ -22,23 +22,21 @@ class PageAnswer:
             f'"caught_up":{"true" if cursor == head else "false"},'
             f'"tombstone":{"null" if lost is None else _tombstone(lost)},"lag":{head - cursor},'
             '"performance":{"server_total_ms":'
-        )
-        self._ends = f',"records_scanned":{page.scanned}}}}}'
-        if page.cold or page.lake:
-            self._ends = f',"records_scanned":{page.scanned}{_further(page)}}}}}'
+        ).encode()
+        further = "" if self.tier == "hot" else _further(page)
+        self._ends = f',"records_scanned":{page.scanned}{further}}}}}'.encode()
 
     @property
     def size(self) -> int:
         """How many bytes the records take."""
         return len(self._records)
 
-    def body(self, total: str) -> bytes:
+    def body(self, total: bytes) -> bytes:
         """The answer to a diff that took `total` milliseconds.
 
         It is joined once: each copy of a page costs as much as reading it.
         """
-        after = f"{self._after}{total}{self._ends}"
-        return b"".join((self._before, self._records, after.encode()))
+        return b"".join((self._before, self._records, self._after, total, self._ends))
 
 
 def tier_of(page: Page) -> str:

@@ -41,6 +41,7 @@ class View:
         "__weakref__",
         "data",
         "metas",
+        "noun",
         "of_events",
         "of_messages",
         "options",
@@ -53,6 +54,7 @@ class View:
     ) -> None:
         self.options = options
         self.vocabulary = vocabulary
+        self.noun = vocabulary.noun.encode()
         self.tags = tags
         self.metas = metas
         self.data = data
@@ -78,8 +80,7 @@ class Messages(NamedTuple):
 
 def messages_of(page: Page, view: View, from_seq: int, reason: str = "") -> Messages:
     """Return a page as messages; `reason` replaces the one of its tombstone."""
-    noun = view.vocabulary.noun
-    name = f'"{noun}":'.encode() + encode(page.topic)
+    name = b'"%b":%b' % (view.noun, encode(page.topic))
     tombstone, record, caught_up = b"", b"", b""
     after = from_seq
     lost = page.tombstone
@@ -98,10 +99,11 @@ def messages_of(page: Page, view: View, from_seq: int, reason: str = "") -> Mess
         )
     if page.rows:
         records = encode_rows(page.rows, tags=view.tags, metas=view.metas, data=view.data)
-        place = f',"from_seq":{from_seq},"to_seq":{page.next_from_seq},"head_seq":{page.head_seq}}}'
-        record = b"".join((name, b',"records":', records, place.encode()))
-    if page.caught_up:
-        caught_up = name + b',"head_seq":%d}' % page.head_seq
+        record = b'%b,"records":%b,"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (
+            name, records, from_seq, page.next_from_seq, page.head_seq,
+        )  # fmt: skip
+    if page.next_from_seq == page.head_seq:
+        caught_up = b'%b,"head_seq":%d}' % (name, page.head_seq)
     return Messages(tombstone, after, record, caught_up)
 
 

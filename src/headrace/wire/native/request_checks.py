@@ -6,7 +6,7 @@ Only this file decides which names may be created and written here, and how far 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, overload
 
 from headrace.core.errors import Forbidden, InvalidRequest
 from headrace.core.limits import (
@@ -71,6 +71,10 @@ def check_dead_letter(config: TopicConfig, key: Key | None) -> None:
         )
 
 
+@overload
+def check_u64(name: str, value: int) -> int: ...
+@overload
+def check_u64(name: str, value: int | None) -> int | None: ...
 def check_u64(name: str, value: int | None) -> int | None:
     """A number of 64 bits as the engine takes it: beyond the last possible seq it is that."""
     if value is None or value <= seq_max:

@@ -7,7 +7,7 @@ session is in all its topics; a heartbeat has none.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.engine.live.follower import Position, Subscription
 from headrace.engine.live.pages import SharedPage
@@ -33,39 +33,41 @@ class WatchEvents(StreamEncoder[View]):
     def page(self, subscription: Subscription[View], shared: SharedPage) -> bytes:
         session, position, page = self._session, subscription.position, shared.page
         replaced = subscription.first and page.tombstone is not None
-        if len(session.positions) > 1 or session.place is not None:
-            data = self._events(position, shared, replaced)
-        else:
-            # Its bytes are the same for all sessions of this topic alone.
-            key = (session.view, replaced)
-            cached = shared.encoded.get(key)
-            if cached is None:
-                cached = shared.encoded[key] = self._events(position, shared, replaced)
-            assert isinstance(cached, bytes)
-            data = cached
-        session.move(position, page.epoch, page.next_from_seq)
-        return data
-
-    def _events(self, position: Position, shared: SharedPage, replaced: bool) -> bytes:
-        """Return a page with ids; the part that does not depend on the session is shared."""
-        view, page = self._session.view, shared.page
-        key = (view, replaced, "events")
-        parts = shared.encoded.get(key)
+        view, encoded = session.view, shared.encoded
+        lone = len(session.positions) <= 1 and session.place is None
+        # All bytes are the same for all sessions of this topic alone, for others all but the ids.
+        key = (view, replaced, lone)
+        parts = encoded.get(key)
         if parts is None:
             reason = FIRST_READ_REASON if replaced else ""
-            parts = shared.encoded[key] = _without_ids(page, view, position.cursor, reason)
-        assert isinstance(parts, tuple)
+            parts = _without_ids(page, view, position.cursor, reason)
+            if lone:
+                parts = self._with_ids(position, page, parts)
+            encoded[key] = parts
+        elif lone:
+            session.move(position, page.epoch, page.next_from_seq)
+        if isinstance(parts, bytes):
+            return parts
+        assert isinstance(parts, _Events)
+        return self._with_ids(position, page, parts)
+
+    def _with_ids(self, position: Position, page: Page, parts: _Events) -> bytes:
+        """Return events with ids, and move the session's position to the end of the page."""
         tombstone, after, record, caught_up = parts
         session = self._session
-        events = []
+        events = b""
         if tombstone:
             session.move(position, page.epoch, after)
-            events.append(sse.with_id(session.id, tombstone))
+            events = sse.with_id(session.id, tombstone)
         session.move(position, page.epoch, page.next_from_seq)
-        if record or caught_up:
-            id = session.id
-            events += [sse.with_id(id, event) for event in (record, caught_up) if event]
-        return b"".join(events)
+        if not record and not caught_up:
+            return events
+        id = session.id
+        if record:
+            events += sse.with_id(id, record)
+        if caught_up:
+            events += sse.with_id(id, caught_up)
+        return events
 
     def gone(self, subscription: Subscription[View], head_seq: int) -> bytes:
         session, position = self._session, subscription.position
@@ -104,14 +106,21 @@ class WatchEvents(StreamEncoder[View]):
         return sse.with_id(self._session.id, sse.event(b"error", b"{" + message))
 
 
-def _without_ids(
-    page: Page, view: View, from_seq: int, reason: str
-) -> tuple[bytes, int, bytes, bytes]:
-    """Return the events of a page without ids, and the cursor after the first of them."""
-    messages = live_json.messages_of(page, view, from_seq, reason)
-    return (
-        messages.tombstone and sse.event(b"tombstone", b"{" + messages.tombstone),
-        messages.after_tombstone,
-        messages.record and sse.event(b"record", b"{" + messages.record),
-        messages.caught_up and sse.event(b"caught-up", b"{" + messages.caught_up),
+class _Events(NamedTuple):
+    """The events of a page without ids, in this order; b"" for one that it does not have."""
+
+    tombstone: bytes
+    after_tombstone: int  # the cursor behind it
+    record: bytes
+    caught_up: bytes
+
+
+def _without_ids(page: Page, view: View, from_seq: int, reason: str) -> _Events:
+    """Return the events of a page without ids."""
+    tombstone, after, record, caught_up = live_json.messages_of(page, view, from_seq, reason)
+    return _Events(
+        tombstone and sse.event(b"tombstone", b"{" + tombstone),
+        after,
+        record and sse.event(b"record", b"{" + record),
+        caught_up and sse.event(b"caught-up", b"{" + caught_up),
     )

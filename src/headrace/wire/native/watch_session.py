@@ -196,13 +196,12 @@ class Session:
         if self.place is not None:
             place = self.place if self.reader is None else self.reader.place
             return encode_place(place, positions)
-        opaque = len(positions) > NAMED_TOPICS_MAX
-        if opaque is not self._opaque:
-            self._opaque = opaque
+        if (len(positions) > NAMED_TOPICS_MAX) is not self._opaque:
+            self._opaque = not self._opaque
             for position in positions:
                 position.id_part = None
         parts = [position.id_part or self._make_part(position) for position in positions]
-        if opaque:
+        if self._opaque:
             return join_opaque(parts)
         if self._epochs is None:
             self._epochs = b",".join(named_piece(p.name, p.epoch) for p in positions)

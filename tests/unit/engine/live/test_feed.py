@@ -130,15 +130,15 @@ def test_a_round_takes_what_is_new_for_each_however_much_comes_meanwhile(
     for reader in (readers[0], appending, *readers[1:]):
         reader.start(topic, cursor=2)
     run(engine)
-    read_topic = feed_module.read_topic
+    read_at_once = feed_module.read_at_once
     monkeypatch.setattr(
-        feed_module, "read_topic", lambda *given: reads.append(given) or read_topic(*given)
+        feed_module, "read_at_once", lambda *given: reads.append(given) or read_at_once(*given)
     )
     engine.append("jobs", [0]).result()
     while engine.runtime.step():  # type: ignore[attr-defined]
         assert not any(reader.backlog for reader in (appending, *readers))
     assert [reader.seqs for reader in (appending, *readers)] == [list(range(3, 41))] * 4
-    pages = [shared.page.count for shared in readers[0].pages if shared.count]
+    pages = [shared.page.count for shared in readers[0].pages if shared.page.count]
     assert len(reads) == len(pages) == 1 + 37 // 3 + 1
 
 
@@ -161,14 +161,16 @@ def test_what_comes_during_a_long_round_goes_to_those_still_to_be_served(
         reader.start(topic, cursor=2)
     run(engine)
     reads: list[object] = []
-    read_topic = feed_module.read_topic
+    read_at_once = feed_module.read_at_once
     monkeypatch.setattr(
-        feed_module, "read_topic", lambda *given: reads.append(given) or read_topic(*given)
+        feed_module, "read_at_once", lambda *given: reads.append(given) or read_at_once(*given)
     )
     engine.append("jobs", [3]).result()
     run(engine)
     assert all(reader.seqs == [3, 4] for reader in readers)
-    counts = [[shared.count for shared in reader.pages if shared.count] for reader in readers]
+    counts = [
+        [shared.page.count for shared in reader.pages if shared.page.count] for reader in readers
+    ]
     assert counts[:SAME_PAGE_MIN] == [[1, 1]] * SAME_PAGE_MIN
     assert counts[SAME_PAGE_MIN:] == [[2]] * (len(readers) - SAME_PAGE_MIN)
     assert len(reads) == 3
@@ -182,9 +184,9 @@ def test_a_page_is_read_once_for_all_and_not_kept(
     feeds = [feed_of(reader.start(topic_of(engine, "jobs"), cursor=2)) for reader in readers]
     run(engine)
     reads: list[object] = []
-    read_topic = feed_module.read_topic
+    read_at_once = feed_module.read_at_once
     monkeypatch.setattr(
-        feed_module, "read_topic", lambda *given: reads.append(given) or read_topic(*given)
+        feed_module, "read_at_once", lambda *given: reads.append(given) or read_at_once(*given)
     )
     engine.append("jobs", [3]).result()
     run(engine)
@@ -273,7 +275,7 @@ def test_who_has_no_room_is_read_nothing_and_catches_up_later(engine: Engine, hu
     hub.turns.enqueue(slow)
     run(engine)
     assert slow.seqs == [3, 4, 5, 6, 7]
-    assert [page.count for page in slow.pages if page.count] == [2, 2, 1]
+    assert [shared.page.count for shared in slow.pages if shared.page.count] == [2, 2, 1]
     assert not slow.backlog
 
 

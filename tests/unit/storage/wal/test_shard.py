@@ -149,6 +149,23 @@ def test_an_idle_shard_closes_its_last_window() -> None:
     assert log.shard.durable == log.shard.written
 
 
+def test_a_shard_that_is_written_to_has_one_timer_for_its_last_window() -> None:
+    """The window is closed when nothing was written for an interval, counted from the last sync."""
+    log = Log()
+    timers: list[int] = []
+    later = log.runtime.later
+    log.runtime.later = lambda ms, thunk: timers.append(ms) or later(ms, thunk)  # type: ignore
+    for _ in range(7):
+        log.stage(sync=True)
+        log.run(20)
+    assert timers == [50, 30, 30, 30]  # one after another, each for what is left
+    before = log.shard.batches_total
+    log.run(20)
+    assert log.shard.batches_total == before
+    log.run(10)
+    assert log.shard.batches_total == before + 1
+
+
 def test_the_log_rotates_by_size() -> None:
     log = Log()
     for _ in range(40):

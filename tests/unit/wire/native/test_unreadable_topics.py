@@ -122,15 +122,15 @@ def lake_is_away(live: Live, monkeypatch: pytest.MonkeyPatch) -> Repair:
     """Make `bad`, which cannot be read until this is called, and `good`."""
     for name in ("bad", "good"):
         live.append(name, 1, 2)
-    read_topic = feed.read_topic
+    read_at_once = feed.read_at_once
 
     def away(state: object, topic: object, request: object) -> object:
         if topic.name == "bad":  # type: ignore[attr-defined]
             raise LakeUnavailable("the lake does not answer", fix="wait")
-        return read_topic(state, topic, request)  # type: ignore[arg-type]
+        return read_at_once(state, topic, request)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(feed, "read_topic", away)
-    return lambda: monkeypatch.setattr(feed, "read_topic", read_topic)
+    monkeypatch.setattr(feed, "read_at_once", away)
+    return lambda: monkeypatch.setattr(feed, "read_at_once", read_at_once)
 
 
 def test_it_is_tried_again(live: Live, lake_is_away: Repair) -> None:
