@@ -92,10 +92,10 @@ class Log:
         self._number += 1
         return self._number
 
-    def stage(self, *, sync: bool = False, size: int = 100) -> Entry:
+    def stage(self, *, sync: bool = False, size: int = 100, follows: bool = False) -> Entry:
         entry = Entry(self, len(self.entries), sync, size)
         self.entries.append(entry)
-        self.shard.stage(entry)
+        self.shard.stage(entry, follows=follows)
         return entry
 
     def run(self, ms: int = 0) -> None:

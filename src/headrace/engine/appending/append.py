@@ -175,6 +175,8 @@ class Appender:
             pending.topic, pending.block = topic, block
             if needs_sync:
                 pending.needs_sync = True
+                if topic.syncs_itself(last):
+                    gathered.syncs = True
             if reserve:
                 pending.reserve = reserve
             topic.stage(block, needs_sync, reserve)

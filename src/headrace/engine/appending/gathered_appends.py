@@ -28,7 +28,7 @@ class GatheredAppends:
 
     __slots__ = (
         "_answered", "_appends", "_entries", "_flushes", "_in_flight", "_state", "_unlogged",
-        "room", "shard",
+        "room", "shard", "syncs",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +43,7 @@ class GatheredAppends:
         self._unlogged: list[tuple[WalShard, PendingAppend]] = []
         self.shard: WalShard | None = None  # which has those that are gathered
         self.room = 0  # bytes that may be gathered before the log has to be looked at
+        self.syncs = False  # one of them has to be synced itself, not only what came before it
 
     def open(self, shard: WalShard) -> None:
         """Raise if nothing can be written to this shard; otherwise gather for it."""
@@ -81,14 +82,17 @@ class GatheredAppends:
         assert shard is not None
         self._appends, self._entries = [], []
         self.room = 0
+        follows, self.syncs = not self.syncs, False
         synced = [pending for pending in appends if pending.needs_sync]
         if not synced or len(synced) == len(appends):
-            shard.stage(self._commit(shard, appends, entries, bool(synced)), flushes=self._flushes)
+            commit = self._commit(shard, appends, entries, bool(synced))
+            shard.stage(commit, flushes=self._flushes, follows=follows)
             return
         at_once = [pending for pending in appends if not pending.needs_sync]
         shard.stage(self._commit(shard, at_once, entries, False), flushes=self._flushes)
         # Their entries are in the log by then: the sync is all that they wait for.
-        shard.stage(self._commit(shard, synced, (), True), flushes=self._flushes)
+        commit = self._commit(shard, synced, (), True)
+        shard.stage(commit, flushes=self._flushes, follows=follows)
 
     def _stage_unlogged(self, shard: WalShard, pending: PendingAppend) -> None:
         topic, reserve = pending.topic, pending.reserve
