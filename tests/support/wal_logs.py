@@ -70,6 +70,7 @@ class Log:
         file_bytes: int = 64 << 10,
         runtime: type[StepRuntime] = StepRuntime,
         inline_sync_us_max: int = 0,
+        batch_bytes_max: int = 16 << 10,
     ) -> None:
         self.disk = fs or SimDisk()
         self.clock = ManualClock()
@@ -82,7 +83,7 @@ class Log:
         )
         self.shard = WalShard(
             self.disk, self.runtime, files,
-            batch_bytes_max=16 << 10, pending_bytes_max=1 << 20, sync_interval_ms=50,
+            batch_bytes_max=batch_bytes_max, pending_bytes_max=1 << 20, sync_interval_ms=50,
             inline_sync_us_max=inline_sync_us_max,
         )  # fmt: skip
         self.shard.start(0, [])

@@ -6,12 +6,32 @@ for a rotation, as a checkpoint follows.  Where batches go is `batch_writer.py`'
 
 from __future__ import annotations
 
+from headrace.core.limits import KIB
 from headrace.core.runtime import Thunk
-from headrace.storage.fs import Filesystem
+from headrace.storage.fs import BUFFERS_PER_CALL_MAX, Filesystem
 from headrace.storage.wal.batch_writer import BatchWriter
 from headrace.storage.wal.failures import is_passing
+from headrace.storage.wal.frame import BatchBody
 from headrace.storage.wal.next_file import FileSequence
 from headrace.storage.wal.room import LogRoom
+
+# Entries of this size are written from where they are: to copy them costs more than to hash and
+# write each of them by itself.
+APART_BYTES_MIN = 64 * KIB
+
+
+def body_of(entries: list[bytes]) -> BatchBody:
+    """What is written of these entries: one run of bytes, or each of them if all are large.
+
+    >>> body_of([b"12345678", b"abcdefgh"])
+    b'12345678abcdefgh'
+    """
+    if len(entries) == 1:
+        return entries[0]
+    some = entries and len(entries[0]) >= APART_BYTES_MIN and len(entries) < BUFFERS_PER_CALL_MAX
+    if some and min(map(len, entries)) >= APART_BYTES_MIN:
+        return entries
+    return b"".join(entries)
 
 
 class LogEnd(BatchWriter):
@@ -50,15 +70,16 @@ class LogEnd(BatchWriter):
             self._opening()
             self._opening = None
 
-    def put(self, body: bytes, entries: list[bytes]) -> None:
+    def put(self, entries: list[bytes]) -> None:
         """Write one batch; one that frees room may have what the reserve holds."""
+        body = body_of(entries)
         try:
             self.open_now()
             self.write(body, len(entries))
         except OSError as error:
             if not (is_passing(error) and self.room.pays_for(entries)):
                 raise
-            self.room.lack(error, len(body))
+            self.room.lack(error, sum(map(len, entries)))
             self.open_now()
             self.write(body, len(entries))
 

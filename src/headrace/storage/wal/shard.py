@@ -216,8 +216,7 @@ class WalShard:
                 if size >= self.batch_bytes_max:
                     break
             try:
-                body = entries[0] if len(entries) == 1 else b"".join(entries)
-                self._writer.put(body, entries)
+                self._writer.put(entries)
             except OSError as error:
                 return self._write_failed(error, size), done
             except MemoryError:  # nothing of it is written

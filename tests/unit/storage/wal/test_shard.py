@@ -157,6 +157,19 @@ def test_batches_are_bounded() -> None:
 # What is on disk
 
 
+@pytest.mark.parametrize("sizes", [(70_000, 70_000, 90_000), (70_000, 100), (100, 70_000)])
+def test_large_entries_are_one_batch_like_any_others(sizes: tuple[int, ...]) -> None:
+    """They are written from where they are, without a copy, and read as one."""
+    log = Log(file_bytes=1 << 20, batch_bytes_max=1 << 20)
+    since, batches = log.disk.position, log.shard.batches_total  # type: ignore[attr-defined]
+    for size in sizes:
+        log.stage(sync=True, size=size)
+    log.shard.flush()
+    assert kinds(log, since) == ["write"] and log.shard.batches_total == batches + 1
+    log.run()
+    assert log.settled == list(range(len(sizes))) == survivors(log)
+
+
 def test_each_sync_group_starts_on_a_page_of_its_own() -> None:
     """L1: a torn write of the next group cannot reach bytes that were promised."""
     log = Log()
