@@ -16,8 +16,10 @@ def acknowledged_early(patch: pytest.MonkeyPatch) -> None:
     """No commit waits for its sync."""
     stage = WalShard.stage
 
-    def eager(self: WalShard, commit: Commit, *, flushes: bool = False) -> None:
+    def eager(
+        self: WalShard, commit: Commit, *, flushes: bool = False, follows: bool = False
+    ) -> None:
         commit.needs_sync = False
-        stage(self, commit, flushes=flushes)
+        stage(self, commit, flushes=flushes, follows=follows)
 
     patch.setattr(WalShard, "stage", eager)

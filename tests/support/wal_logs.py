@@ -70,6 +70,7 @@ class Log:
         file_bytes: int = 64 << 10,
         runtime: type[StepRuntime] = StepRuntime,
         inline_sync_us_max: int = 0,
+        batch_bytes_max: int = 16 << 10,
     ) -> None:
         self.disk = fs or SimDisk()
         self.clock = ManualClock()
@@ -82,7 +83,7 @@ class Log:
         )
         self.shard = WalShard(
             self.disk, self.runtime, files,
-            batch_bytes_max=16 << 10, pending_bytes_max=1 << 20, sync_interval_ms=50,
+            batch_bytes_max=batch_bytes_max, pending_bytes_max=1 << 20, sync_interval_ms=50,
             inline_sync_us_max=inline_sync_us_max,
         )  # fmt: skip
         self.shard.start(0, [])
@@ -92,10 +93,10 @@ class Log:
         self._number += 1
         return self._number
 
-    def stage(self, *, sync: bool = False, size: int = 100) -> Entry:
+    def stage(self, *, sync: bool = False, size: int = 100, follows: bool = False) -> Entry:
         entry = Entry(self, len(self.entries), sync, size)
         self.entries.append(entry)
-        self.shard.stage(entry)
+        self.shard.stage(entry, follows=follows)
         return entry
 
     def run(self, ms: int = 0) -> None:

@@ -172,6 +172,8 @@ class Appender:
                     pending.batch, pending.topic, pending.block = _TAKEN, topic, block
                     if needs_sync:
                         pending.needs_sync = True
+                        if topic.syncs_itself(last):
+                            gathered.syncs = True
                     if reserve:
                         pending.reserve = reserve
                     topic.stage(block, needs_sync, reserve)

@@ -34,6 +34,7 @@ class GatheredAppends:
 
     __slots__ = (
         "_answered", "_flushes", "_in_flight", "_state", "_unlogged", "appends", "room", "shard",
+        "syncs",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +50,7 @@ class GatheredAppends:
         self._unlogged: list[tuple[WalShard, PendingAppend]] = []
         self.shard: WalShard | None = None  # which has those that are gathered
         self.room = 0  # bytes that may be gathered before the log has to be looked at
+        self.syncs = False  # one of them has to be synced itself, not only what came before it
 
     def open(self, shard: WalShard) -> None:
         """Raise if nothing can be written to this shard; otherwise gather for it."""
@@ -80,16 +82,19 @@ class GatheredAppends:
         shard, appends = self.shard, self.appends
         assert shard is not None
         self.appends, self.room = [], 0
+        follows, self.syncs = not self.syncs, False
         entries = list(map(_ENTRY, appends))
         waits = set(map(_NEEDS_SYNC, appends))
         if len(waits) == 1:
-            shard.stage(self._commit(shard, appends, entries, waits.pop()), flushes=self._flushes)
+            commit = self._commit(shard, appends, entries, waits.pop())
+            shard.stage(commit, flushes=self._flushes, follows=follows)
             return
         at_once = [pending for pending in appends if not pending.needs_sync]
         synced = [pending for pending in appends if pending.needs_sync]
         shard.stage(self._commit(shard, at_once, entries, False), flushes=self._flushes)
         # Their entries are in the log by then: the sync is all that they wait for.
-        shard.stage(self._commit(shard, synced, (), True), flushes=self._flushes)
+        commit = self._commit(shard, synced, (), True)
+        shard.stage(commit, flushes=self._flushes, follows=follows)
 
     def _stage_unlogged(self, shard: WalShard, pending: PendingAppend) -> None:
         topic, reserve = pending.topic, pending.reserve

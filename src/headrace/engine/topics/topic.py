@@ -19,7 +19,7 @@ from headrace.engine.appending.producers import TopicProducers
 from headrace.engine.queues.state import QueueState
 from headrace.engine.topics.archived_seqs import ArchivedSeqs
 from headrace.engine.topics.config import EPHEMERAL, FSYNC, TopicConfig, decode_config
-from headrace.engine.topics.reservation import ASK_BEFORE, Log, Reservation
+from headrace.engine.topics.reservation import Log, Reservation
 from headrace.engine.topics.totals import Totals
 from headrace.storage.block import BLOCK_OBJECTS_BYTES, Block
 from headrace.storage.snapshot.state import TopicState
@@ -203,10 +203,14 @@ class Topic(ArchivedSeqs):
     def reserve(self, last: int, log: Log, clock: EngineClock) -> tuple[int, bool]:
         """What the entry that gives out `last` has to reserve, and whether it has to be synced."""
         reserve, needs_sync = 0, self.needs_sync
-        if not needs_sync and last + ASK_BEFORE > self.reservation.valid_to:
+        if not needs_sync and last > self.reservation.quiet_to:
             reserve, needs_sync = self.reservation.up_to(last, log, clock)
         # What is acknowledged before an earlier entry of the topic would be seen before it.
         return reserve, needs_sync or self.unsettled_syncs > 0
+
+    def syncs_itself(self, last: int) -> bool:
+        """Whether the entry that gives out `last` has to be synced, not only those before it."""
+        return self.needs_sync or last > self.reservation.valid_to
 
     def stage(self, block: Block, needs_sync: bool, reserve: int) -> None:
         """Give out the seqs of a block that goes to the log; it may ask for more in `reserve`."""

@@ -23,7 +23,12 @@ from headrace.core.telemetry import BATCH_RECORDS, Histogram
 from headrace.storage.fs import Filesystem, write_all
 from headrace.storage.wal.failures import NO_ROOM_ERRNOS
 from headrace.storage.wal.file import WalFile
-from headrace.storage.wal.frame import BATCH_HEADER_BYTES, PAGE_BYTES, encode_batch_header
+from headrace.storage.wal.frame import (
+    BATCH_HEADER_BYTES,
+    PAGE_BYTES,
+    BatchBody,
+    encode_batch_header,
+)
 from headrace.storage.wal.mark import MarkFile
 from headrace.storage.wal.next_file import FileSequence
 
@@ -115,13 +120,14 @@ class BatchWriter:
             file.file.close()
         self._marks.close()
 
-    def write(self, body: bytes, entries: int) -> None:
+    def write(self, body: BatchBody, entries: int) -> None:
         """Write one batch; an OSError leaves the file behind, a MemoryError wrote nothing."""
+        parts = [body] if isinstance(body, bytes) else body
         with self._group_lock:
             offset = self._offset
             if self._new_group:
                 offset += -offset % PAGE_BYTES
-            need = BATCH_HEADER_BYTES + len(body)
+            need = BATCH_HEADER_BYTES + sum(map(len, parts))
             if self._must_rotate or (offset + need > self._current.limit and offset > PAGE_BYTES):
                 self._rotate()
                 offset = PAGE_BYTES
@@ -130,7 +136,7 @@ class BatchWriter:
                 current.salt, current.base + offset, self.durable, self._ordinal, body, entries
             )
             try:
-                write_all(current.file, [header, body] if body else [header], offset)
+                write_all(current.file, [header, *parts] if body else [header], offset)
                 self._new_group = False
                 self._offset = offset + need
                 self._ordinal += 1

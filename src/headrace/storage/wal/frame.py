@@ -8,11 +8,11 @@ a scan can tell a real header from data that looks like one.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from headrace.core.errors import UnsupportedFormat
 from headrace.storage.block import ENTRY_APPEND
@@ -70,6 +70,7 @@ assert BATCH_HEADER_BYTES == 56 and BATCH_HEADER_BYTES % 8 == 0
 assert _CONTROL.size == 24
 
 S = TypeVar("S", bound="Control")
+BatchBody = bytes | Sequence[bytes]  # the entries of a batch, in one run or each by itself
 
 
 class FileHeader(NamedTuple):
@@ -275,13 +276,20 @@ def refuse_newer(name: str, version: int, supported: int) -> None:
 
 
 def encode_batch_header(
-    salt: int, position: int, durable: int, ordinal: int, body: bytes, entries: int
+    salt: int, position: int, durable: int, ordinal: int, body: BatchBody, entries: int
 ) -> bytes:
-    assert len(body) % 8 == 0 and durable <= position, (len(body), durable, position)
+    """The header of a batch of `entries` entries; `body` is all of them."""
+    if isinstance(body, bytes):
+        size, body_hash = len(body), xxh3_64_intdigest(body)
+    else:
+        size, hasher = sum(map(len, body)), xxh3_64()
+        for entry in body:
+            hasher.update(entry)
+        body_hash = hasher.intdigest()
+    assert size % 8 == 0 and durable <= position, (size, durable, position)
     bare = _BATCH_SANS_HASH.pack(
-        BATCH_MAGIC, salt, position, durable, ordinal, len(body), entries, 0,
-        xxh3_64_intdigest(body),
-    )  # fmt: skip
+        BATCH_MAGIC, salt, position, durable, ordinal, size, entries, 0, body_hash
+    )
     return bare + xxh3_64_intdigest(bare).to_bytes(8, "little")
 
 

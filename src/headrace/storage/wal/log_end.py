@@ -8,12 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headrace.core.limits import KIB
 from headrace.core.runtime import Thunk
-from headrace.storage.fs import Filesystem
+from headrace.storage.fs import BUFFERS_PER_CALL_MAX, Filesystem
 from headrace.storage.wal.batch_writer import BatchWriter
 from headrace.storage.wal.failures import is_passing
+from headrace.storage.wal.frame import BatchBody
 from headrace.storage.wal.next_file import FileSequence
 from headrace.storage.wal.room import LogRoom
+
+# Entries of this size are written from where they are: to copy them costs more than to hash and
+# write each of them by itself.
+APART_BYTES_MIN = 64 * KIB
+
+
+def body_of(entries: Sequence[bytes]) -> BatchBody:
+    """What is written of these entries: one run of bytes, or each of them if all are large.
+
+    >>> body_of([b"12345678", b"abcdefgh"])
+    b'12345678abcdefgh'
+    """
+    if len(entries) == 1:
+        return entries[0]
+    large = 0 < len(entries) < BUFFERS_PER_CALL_MAX and len(entries[0]) >= APART_BYTES_MIN
+    if large and min(map(len, entries)) >= APART_BYTES_MIN:
+        return entries
+    return b"".join(entries)
 
 
 class LogEnd(BatchWriter):
@@ -52,15 +72,16 @@ class LogEnd(BatchWriter):
             self._opening()
             self._opening = None
 
-    def put(self, body: bytes, entries: Sequence[bytes]) -> None:
+    def put(self, entries: Sequence[bytes]) -> None:
         """Write one batch; one that frees room may have what the reserve holds."""
+        body = body_of(entries)
         try:
             self.open_now()
             self.write(body, len(entries))
         except OSError as error:
             if not (is_passing(error) and self.room.pays_for(entries)):
                 raise
-            self.room.lack(error, len(body))
+            self.room.lack(error, sum(map(len, entries)))
             self.open_now()
             self.write(body, len(entries))
 

@@ -4,6 +4,7 @@ Only this file decides when the log is written.  The rules it owns:
 
 * one vectored write a turn; a commit that needs no sync is settled when it has returned;
 * while a sync runs, commits that need one wait for the next group;
+* a commit that only has to be settled behind others waits for their sync, and for none of its own;
 * an empty batch closes the last window when the shard falls idle;
 * after a failed sync nothing is ever written again.
 
@@ -77,7 +78,8 @@ class WalShard:
         self._sync_interval_ms = sync_interval_ms
         self._pending: list[Commit] = []
         self._pending_now = False  # some pending commit needs no sync
-        self._pending_sync = False  # some pending commit needs one
+        self._pending_sync = False  # some pending commit waits for one
+        self._pending_own = False  # some pending commit needs one that begins after it is written
         self._flush_asked = False
         self._put_off_since_ns: int | None = None  # when the first came that waits on purpose
         self._put_off_to_ns = 0
@@ -146,13 +148,15 @@ class WalShard:
             return "wal_read_only"
         return self.room.state
 
-    def stage(self, commit: Commit, *, flushes: bool = False) -> None:
+    def stage(self, commit: Commit, *, flushes: bool = False, follows: bool = False) -> None:
         """Take a commit into the next batch.  The caller has asked `refusal` first.
 
-        `flushes`: the caller ends the turn, and calls `flush` itself.
+        `flushes`: the caller ends the turn, and calls `flush` itself.  `follows`: if the commit
+        needs a sync, then only because earlier ones do, behind which it has to be settled.  With
+        a sync for it, too, each would hold up what comes meanwhile, and so call for the next one.
         """
         # One that joins the group after the sync that is running needs no flush of its own.
-        joins = commit.needs_sync and self.syncs.running
+        joins = commit.needs_sync and self.syncs.running and not follows
         if not flushes and not self._flush_asked and not (joins and not self._pending_now):
             self._runtime.soon(self.flush)
             self._flush_asked = True
@@ -161,7 +165,9 @@ class WalShard:
         self.depth += len(commit.entries)
         if commit.needs_sync:
             self._pending_sync = True
-        else:
+            if not follows:
+                self._pending_own = True
+        if follows or not commit.needs_sync:
             self._pending_now = True
 
     def flush_within(self, delay_ms: int) -> None:
@@ -198,19 +204,24 @@ class WalShard:
             return
         if self.syncs.running and not self._pending_now and not self._closed:
             return
-        some_wait = self._pending_sync
+        some_wait, some_sync = self._pending_sync, self._pending_own
         self._pending = []
-        self._pending_now = self._pending_sync = False
+        self._pending_now = self._pending_sync = self._pending_own = False
         self.depth_peak = max(self.depth_peak, self.depth)
         self.pending_bytes = self.depth = 0
         started = self._runtime.clock.monotonic_ns()
         failure, done = self._write(commits)
         self.write_ns = write_ns = self._runtime.clock.monotonic_ns() - started
         written = commits if failure is None else commits[:done]
+        target = self.written
+        if not some_sync and some_wait:
+            # They wait for what those before them wait for, if those still do.
+            some_wait = bool(self._waiting)
+            target = self._waiting[-1][0] if some_wait else 0
         waiting = [commit for commit in written if commit.needs_sync] if some_wait else []
         if waiting and self._poison is None:
             # Before anything is settled: what settling stages has to come after these.
-            self._waiting.append((self.written, write_ns, started + write_ns, waiting))
+            self._waiting.append((target, write_ns, started + write_ns, waiting))
         elif waiting:
             self._settle(waiting, unknown_outcome(self._poison or OSError()))
         now = [commit for commit in written if not commit.needs_sync] if some_wait else written
@@ -231,8 +242,7 @@ class WalShard:
             if stop < len(commits):
                 entries, stop = self._next_batch(commits, done)
             try:
-                body = entries[0] if len(entries) == 1 else b"".join(entries)
-                self._writer.put(body, entries)
+                self._writer.put(entries)
             except OSError as error:
                 return self._write_failed(error, sum(map(len, entries))), done
             except MemoryError:  # nothing of it is written

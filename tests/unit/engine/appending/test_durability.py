@@ -261,6 +261,41 @@ def test_f0_no_seq_is_ever_used_twice(
         assert engine.topic("t").head_seq >= max(given)
 
 
+def test_f0_a_writer_that_goes_on_does_not_wait_for_syncs(start: Start, clock: ManualClock) -> None:
+    """Its seqs are reserved in the background, long before it has used up what it has."""
+    engine = start()
+    waited = []
+    for n in range(60):
+        ticket = engine.append("t", [0] * 1_000)
+        engine.flush()
+        waited += [] if ticket.done else [n]
+        ticket.result()
+        clock.advance(10)
+        engine.runtime.run()  # type: ignore[attr-defined]
+    assert waited and max(waited) < 12, waited  # until its rate is known
+
+
+def test_f0_an_append_that_waits_for_a_sync_does_not_make_the_next_ones_call_for_more(
+    start: Start,
+) -> None:
+    engine = start()
+    engine.append("t", [0]).result()
+    engine.runtime.run()  # type: ignore[attr-defined]
+    topic, (shard,) = engine.state.topic("t"), engine.state.shards
+    syncs = shard.syncs_total
+    tickets = [engine.append("t", [0] * (topic.reservation.valid_to + 1))]
+    engine.flush()  # Its sync has begun.
+    topic.reservation.raise_to(10_000)
+    for _ in range(5):
+        tickets.append(engine.append("t", [0]))
+        engine.flush()
+    assert not any(ticket.done for ticket in tickets)
+    while not tickets[0].done:
+        assert engine.runtime.step()  # type: ignore[attr-defined]
+    assert all(ticket.done for ticket in tickets)
+    assert shard.syncs_total - syncs == 1
+
+
 def test_f2_a_reservation_is_bounded_by_the_rate(
     start: Start, clock: ManualClock, power_loss: Start
 ) -> None:

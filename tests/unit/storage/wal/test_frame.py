@@ -119,6 +119,8 @@ def test_a_batch_header_comes_back(
     assert header is not None
     assert header[:6] == (salt, position, durable, ordinal, len(body), entries)
     assert header.body_hash
+    apart = [body[:8], body[8:]]
+    assert encode_batch_header(salt, position, durable, ordinal, apart, entries) == raw
 
 
 def test_a_batch_header_with_any_bit_flipped_is_none() -> None:

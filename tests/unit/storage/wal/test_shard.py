@@ -83,6 +83,39 @@ def test_commits_during_a_sync_join_the_next_group() -> None:
     assert log.shard.syncs_total - syncs == 2
 
 
+def test_a_commit_that_only_follows_others_is_settled_by_their_sync() -> None:
+    log = Log()
+    syncs = log.shard.syncs_total
+    log.stage(sync=True)
+    log.runtime.step()  # the write; the sync is asked for
+    for _ in range(3):
+        later = log.stage(sync=True, follows=True)
+        log.shard.flush()
+        assert not later.settled
+    log.run()
+    assert log.settled == [0, 1, 2, 3] == numbers(log.disk)
+    assert log.shard.syncs_total - syncs == 1 and log.shard.durable < log.shard.written
+
+
+def test_a_commit_that_follows_one_of_its_turn_waits_for_the_same_sync() -> None:
+    log = Log()
+    first, later = log.stage(sync=True), log.stage(sync=True, follows=True)
+    log.shard.flush()
+    assert not first.settled and not later.settled
+    log.run()
+    assert log.settled == [0, 1] == survivors(log)
+
+
+def test_a_commit_that_follows_what_is_settled_is_settled_when_written() -> None:
+    log = Log()
+    log.stage(sync=True)
+    log.run()
+    later = log.stage(sync=True, follows=True)
+    assert not later.settled
+    log.shard.flush()
+    assert later.settled and survivors(log) == [0]
+
+
 def test_commits_are_settled_in_log_order_among_those_that_sync() -> None:
     log = Log()
     for n in range(60):
@@ -122,6 +155,19 @@ def test_batches_are_bounded() -> None:
 
 
 # What is on disk
+
+
+@pytest.mark.parametrize("sizes", [(70_000, 70_000, 90_000), (70_000, 100), (100, 70_000)])
+def test_large_entries_are_one_batch_like_any_others(sizes: tuple[int, ...]) -> None:
+    """They are written from where they are, without a copy, and read as one."""
+    log = Log(file_bytes=1 << 20, batch_bytes_max=1 << 20)
+    since, batches = log.disk.position, log.shard.batches_total  # type: ignore[attr-defined]
+    for size in sizes:
+        log.stage(sync=True, size=size)
+    log.shard.flush()
+    assert kinds(log, since) == ["write"] and log.shard.batches_total == batches + 1
+    log.run()
+    assert log.settled == list(range(len(sizes))) == survivors(log)
 
 
 def test_each_sync_group_starts_on_a_page_of_its_own() -> None:
