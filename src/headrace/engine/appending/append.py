@@ -102,7 +102,7 @@ class Appender:
         finally:
             if full:
                 for shard in state.shards:
-                    shard.flush_within(throttle.write_wait_ms(shard.pending_bytes))
+                    shard.delayed_flush.within(throttle.write_wait_ms(shard.pending_bytes))
             elif ends_turn:
                 for shard in state.shards:
                     shard.flush()
@@ -172,8 +172,7 @@ class Appender:
                     pending.batch, pending.topic, pending.block = _TAKEN, topic, block
                     if needs_sync:
                         pending.needs_sync = True
-                        if topic.syncs_itself(last):
-                            gathered.syncs = True
+                        gathered.syncs = gathered.syncs or topic.syncs_itself(last)
                     if reserve:
                         pending.reserve = reserve
                     topic.stage(block, needs_sync, reserve)

@@ -18,12 +18,14 @@ from headrace.engine.reading.page_rows import Collector, ReadRequest
 from headrace.engine.topics.topic import Topic
 from headrace.storage.rows import Rows
 
-# Payloads of all rows that are kept; what readers made of them may be as much again.
-RECENT_BYTES_MAX: Final = 4 << 20
+# All rows that are kept, with the objects around them; what readers made of them may be as much.
+RECENT_BYTES_MAX: Final = 8 << 20
 # Of one page: reading a larger one again costs little beside sending it.
-RECENT_PAGE_BYTES_MAX: Final = 512 << 10
-# What a page takes beside its payloads.
-_OBJECTS_BYTES: Final = 512
+RECENT_PAGE_BYTES_MAX: Final = 1 << 20
+# What a page takes beside its payloads: itself, the columns of each block, and each row.
+_PAGE_BYTES: Final = 512
+_COLUMNS_BYTES: Final = 384
+_ROW_BYTES: Final = 128
 
 
 class RecentRows(msgspec.Struct, eq=False):
@@ -60,7 +62,8 @@ class RecentPages:
         self, topic: Topic, cursor: int, request: ReadRequest, collected: Collector
     ) -> RecentRows | None:
         """Keep what a read from behind `cursor` has collected; None: it is of no use to others."""
-        size = request.bytes_max - collected.bytes_left + _OBJECTS_BYTES
+        size = request.bytes_max - collected.bytes_left + _PAGE_BYTES
+        size += len(collected.rows) * _COLUMNS_BYTES + collected.scanned * _ROW_BYTES
         if (
             size > RECENT_PAGE_BYTES_MAX
             or not collected.rows

@@ -135,7 +135,7 @@ class Throttle:
             rate = size * 1e9 / max(elapsed_ns, 1)
             self._sealed_per_second += (rate - self._sealed_per_second) * SMOOTHING
         for shard in self._state.shards:
-            shard.flush_put_off()
+            shard.delayed_flush.end()
 
     def write_wait_ms(self, size: int) -> int:
         """Return how long appends of `size` bytes wait for the log, so that sealing keeps up."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Protocol
 
 from headrace.core.errors import HeadraceError
@@ -43,6 +44,19 @@ class ControlCommit:
 
     def settle(self, error: HeadraceError | None) -> None:
         self._done(error)
+
+
+def next_batch(commits: Sequence[Commit], start: int, bytes_max: int) -> tuple[list[bytes], int]:
+    """The entries of commits from `start` on that fill a batch, and where the next begins."""
+    stop, size = start, 0
+    entries: list[bytes] = []
+    for commit in islice(commits, start, None):
+        stop += 1
+        entries += commit.entries
+        size += sum(map(len, commit.entries))
+        if size >= bytes_max:
+            break
+    return entries, stop
 
 
 class OrderedSettling:

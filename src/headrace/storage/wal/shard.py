@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from itertools import islice
 
 from headrace.core.clock import NS_PER_MS
 from headrace.core.error_frames import without_frames
@@ -25,7 +24,8 @@ from headrace.core.runtime import Runtime, Thunk
 from headrace.core.telemetry import Histogram
 from headrace.storage.fs import Filesystem
 from headrace.storage.reserve import DiskReserve
-from headrace.storage.wal.commit import Commit, OrderedSettling
+from headrace.storage.wal.commit import Commit, OrderedSettling, next_batch
+from headrace.storage.wal.delayed_flush import DelayedFlush
 from headrace.storage.wal.failures import is_passing, read_only_error, unknown_outcome
 from headrace.storage.wal.frame import ENTRY_FORWARD
 from headrace.storage.wal.log_end import LogEnd
@@ -81,8 +81,7 @@ class WalShard:
         self._pending_sync = False  # some pending commit waits for one
         self._pending_own = False  # some pending commit needs one that begins after it is written
         self._flush_asked = False
-        self._put_off_since_ns: int | None = None  # when the first came that waits on purpose
-        self._put_off_to_ns = 0
+        self.delayed_flush = DelayedFlush(runtime, self.flush)
         self._idle_since_ns = 0  # when the last sync left nothing to do
         self._close_asked = False  # a timer looks whether the last window is to be closed
         self.forwards_staged = 0  # counted by the part that stages them
@@ -170,32 +169,6 @@ class WalShard:
         if follows or not commit.needs_sync:
             self._pending_now = True
 
-    def flush_within(self, delay_ms: int) -> None:
-        """Write what is pending so long after the first of it came, with all that came until then.
-
-        Of several delays the longest counts.  Whoever asks for a flush has it all written at once.
-        """
-        now = self._runtime.clock.monotonic_ns()
-        if self._put_off_since_ns is None:
-            self._put_off_since_ns = now
-            self._runtime.later(delay_ms, self._flush_at_last)
-        due = self._put_off_since_ns + delay_ms * NS_PER_MS
-        self._put_off_to_ns = max(self._put_off_to_ns, due)
-
-    def flush_put_off(self) -> None:
-        """Write what waits because of `flush_within` when the turn ends."""
-        if self._put_off_since_ns is not None:
-            self._runtime.soon(self.flush)
-
-    def _flush_at_last(self) -> None:
-        left_ns = self._put_off_to_ns - self._runtime.clock.monotonic_ns()
-        if left_ns > 0 and self._pending:
-            self._runtime.later(-(-left_ns // NS_PER_MS), self._flush_at_last)
-            return
-        self._put_off_since_ns, self._put_off_to_ns = None, 0
-        if not self._closed:
-            self.flush()
-
     def flush(self) -> None:
         """End of the turn: write what is pending, settle what needs no more than that."""
         self._flush_asked = False
@@ -240,7 +213,7 @@ class WalShard:
         while done < len(commits):
             entries, stop = commits[done].entries, done + 1
             if stop < len(commits):
-                entries, stop = self._next_batch(commits, done)
+                entries, stop = next_batch(commits, done, self.batch_bytes_max)
             try:
                 self._writer.put(entries)
             except OSError as error:
@@ -253,18 +226,6 @@ class WalShard:
                 self.forwards_total += forwards
             done = stop
         return None, done
-
-    def _next_batch(self, commits: list[Commit], start: int) -> tuple[list[bytes], int]:
-        """The entries of commits from `start` on that fill a batch, and where the next begins."""
-        stop, size = start, 0
-        entries: list[bytes] = []
-        for commit in islice(commits, start, None):
-            stop += 1
-            entries += commit.entries
-            size += sum(map(len, commit.entries))
-            if size >= self.batch_bytes_max:
-                break
-        return entries, stop
 
     def _write_failed(self, error: OSError, body_bytes: int = 0) -> HeadraceError:
         if is_passing(error):

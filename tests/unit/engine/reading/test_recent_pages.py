@@ -87,7 +87,7 @@ def test_a_cap_is_told_of_whoever_read_before_it(start: Start) -> None:
 def test_the_bytes_that_are_kept_are_bounded(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recent_pages, "RECENT_BYTES_MAX", 3_000)
+    monkeypatch.setattr(recent_pages, "RECENT_BYTES_MAX", 4_000)
     monkeypatch.setattr(recent_pages, "RECENT_PAGE_BYTES_MAX", 1_600)
     engine.append("t", [b"x" * 500] * 4).result()
     first, second = consume(engine, 0, 1), consume(engine, 1, 1)
@@ -97,3 +97,13 @@ def test_the_bytes_that_are_kept_are_bounded(
     assert not is_shared(second, consume(engine, 1, 1))
     large = consume(engine, 0, 3)
     assert not is_shared(large, consume(engine, 0, 3))
+
+
+def test_small_records_count_with_what_is_around_them(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recent_pages, "RECENT_PAGE_BYTES_MAX", 10_000)
+    for n in range(50):
+        engine.append("t", [n]).result()
+    assert is_shared(consume(engine, 0, 5), consume(engine, 0, 5))
+    assert not is_shared(consume(engine, 0, 50), consume(engine, 0, 50))

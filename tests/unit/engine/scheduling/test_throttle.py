@@ -46,7 +46,7 @@ class Reader(Follower[None]):
         return True
 
     def deliver(self, subscription: Subscription[None], shared: SharedPage) -> None:
-        if shared.count:
+        if shared.page.count:
             self.pages.append(seqs_of_page(shared.page))
 
     def topic_delayed(self, subscription: Subscription[None], ms_max: int) -> None:
