@@ -154,6 +154,7 @@ class HttpAppends(Http):
         key: str = "",
         producer: bool = False,
         throttled: bool = False,
+        records: int = 1,
     ) -> None:
         if throttled:
             self.accepted = (*SUCCESS, THROTTLED)
@@ -164,7 +165,7 @@ class HttpAppends(Http):
         self._turn = self._number * 7
         self._producer = producer
         self._sent = 0
-        bodies = [append_body(1, size) for size in sizes or [DATA_BYTES]]
+        bodies = [append_body(records, size) for size in sizes or [DATA_BYTES]]
         self._tails = [_after_line(body, headers) for body in bodies]
         super().__init__(port, b"")
 

@@ -428,7 +428,7 @@ class Workload:
     ordered: bool = True  # one log, in the order of the calls
 
 
-_MERGES = MergePolicy(fan_in=2, own_rows_min=1_000, own_bytes_min=1 << 20)
+_MERGES = MergePolicy(fan_in=2, own_rows_min=1_000, own_bytes_min=1 << 20, step_bytes=1)
 _OWN = MergePolicy(fan_in=2, own_rows_min=6, own_bytes_min=1_000, own_topics_max=4)
 _EAGER = replace(SMALL, checkpoint_wal_bytes=24 * KIB)
 _COLD = replace(SMALL, hot_retain_segments=1)

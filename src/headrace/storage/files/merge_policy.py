@@ -50,6 +50,7 @@ class MergePolicy:
     own_bytes_max: int = 64 * MIB  # a topic's own file is not made larger
     own_topics_max: int = 64  # only topics with at least 1/64 of all live bytes qualify
     dead_fraction: float = 0.5  # a file with more than this dead is rewritten
+    step_bytes: int = 4 * MIB  # a merge writes so much at a time, tens of milliseconds
 
     def __post_init__(self) -> None:
         assert self.fan_in >= 2, self.fan_in
@@ -57,6 +58,7 @@ class MergePolicy:
         assert self.own_rows_min > 0 and self.own_bytes_min > 0, self
         assert self.own_topics_max > 0, self.own_topics_max
         assert 0.0 < self.dead_fraction <= 1.0, self.dead_fraction
+        assert self.step_bytes > 0, self.step_bytes
 
 
 class TopicShare(NamedTuple):

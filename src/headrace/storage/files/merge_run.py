@@ -60,6 +60,7 @@ class MergeRun:
         assert {segment.meta.file_id for segment in segments} == set(job.inputs), job
         inputs = [MergeInput(segment, liveness) for segment in segments]
         self._outputs = _Outputs(fs, job, inputs, next_file_id, created_ms, policy)
+        self._step_bytes = policy.step_bytes
         self._written = _write_rows(job, inputs, liveness, self._outputs)
         self.done: list[SegmentMeta] | None = None  # the new files, perhaps none; None: not yet
 
@@ -72,8 +73,11 @@ class MergeRun:
         """
         assert self.done is None
         try:
-            for _ in self._written:
-                return
+            left = self._step_bytes
+            for size in self._written:
+                left -= size
+                if left <= 0:
+                    return
             self.done = self._outputs.finish()
         except BaseException:
             self.abort()
@@ -85,26 +89,10 @@ class MergeRun:
             self._outputs.abort()
 
 
-def run_merge(
-    fs: Filesystem,
-    job: MergeJob,
-    segments: Sequence[Segment],
-    liveness: Liveness,
-    next_file_id: Callable[[], int],
-    created_ms: int,
-    policy: MergePolicy,
-) -> list[SegmentMeta]:
-    """Write what is alive in the job's inputs to new files, and return them: all in one go."""
-    run = MergeRun(fs, job, segments, liveness, next_file_id, created_ms, policy)
-    while run.done is None:
-        run.step()
-    return run.done
-
-
 def _write_rows(
     job: MergeJob, inputs: Sequence[MergeInput], liveness: Liveness, outputs: _Outputs
-) -> Iterator[None]:
-    """Write the live rows of the inputs; yields after each few megabytes."""
+) -> Iterator[int]:
+    """Write the live rows of the inputs; yields the size of what it has written, bit by bit."""
     for portion in _portions(inputs, job.own_topics):
         topic_id = portion[0][0].topic_id
         if len(portion) > 1:
@@ -279,18 +267,19 @@ class _Outputs:
         self._own: SegmentWriter | None = None
         self._done: list[SegmentMeta] = []
 
-    def write_shared(self, batches: Iterator[pa.RecordBatch]) -> Iterator[None]:
-        """Write rows to the shared file; yields after each batch."""
+    def write_shared(self, batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+        """Write rows to the shared file; yields the size of each batch."""
         for batch in batches:
             if self._shared is None:
                 self._shared = self._open(0, self._columns)
             self._shared.add(batch)
+            size = batch.nbytes
             del batch  # not to be held until the next step
-            yield
+            yield size
 
-    def write_own(self, topic: list[Part], batches: Iterator[pa.RecordBatch]) -> Iterator[None]:
-        """One topic's rows, in files of about equal size below the policy's bound; yields after
-        each batch.
+    def write_own(self, topic: list[Part], batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+        """One topic's rows, in files of about equal size below the policy's bound; yields the size
+        of each batch.
         """
         topic_id = topic[0].topic_id
         size = sum(part.live_size for part in topic)
@@ -303,7 +292,7 @@ class _Outputs:
             columns -= {"tag"}
         room = first_seq = 0
         for batch in batches:
-            row_bytes = _row_bytes(batch)
+            size, row_bytes = batch.nbytes, _row_bytes(batch)
             while batch.num_rows:
                 if self._own is not None and room < row_bytes and pieces:
                     self._finish_own(first_seq)
@@ -316,7 +305,7 @@ class _Outputs:
                 self._own.add(batch.slice(0, rows))
                 room -= rows * row_bytes
                 batch = batch.slice(rows)
-            yield
+            yield size
         if self._own is not None:
             self._finish_own(first_seq)
 

@@ -22,8 +22,8 @@ from tests.support.engine_reads import all_records
 from tests.support.engines import Start
 from tests.support.seqs import seqs_read
 
-MERGING = MergePolicy(fan_in=2, own_rows_min=1_000, own_bytes_min=1 << 20)
-OWN = MergePolicy(fan_in=2, own_rows_min=2, own_bytes_min=1)
+MERGING = MergePolicy(fan_in=2, own_rows_min=1_000, own_bytes_min=1 << 20, step_bytes=1)
+OWN = MergePolicy(fan_in=2, own_rows_min=2, own_bytes_min=1, step_bytes=1)
 
 
 class MergeLane:

@@ -21,11 +21,18 @@ from headrace.storage.files import merge_run
 from headrace.storage.files.block_cache import BlockCache
 from headrace.storage.files.catalog import Catalog, Liveness, LiveStats, TopicLiveness
 from headrace.storage.files.merge_policy import MergeJob, MergePolicy, plan
-from headrace.storage.files.merge_run import run_merge
+from headrace.storage.files.merge_run import MergeRun
 from headrace.storage.fs import RealFilesystem
 from headrace.storage.segment.format import OPTIONAL_COLUMNS, SegmentMeta, schema_of
 from headrace.storage.segment.reader import open_segment
 from headrace.storage.segment.writer import SegmentWriter
+
+
+def run_merge(run: MergeRun) -> list[SegmentMeta]:
+    """Take all steps of a merge; return its outputs."""
+    while run.done is None:
+        run.step()
+    return run.done
 
 
 class Row(NamedTuple):
@@ -120,7 +127,9 @@ class Store:
     def run(self, job: MergeJob) -> list[SegmentMeta]:
         segments = [self.catalog.get(file_id) for file_id in job.inputs]
         metas = run_merge(
-            self.fs, job, segments[::-1], self.liveness(), self.next_file_id, 7, self.policy
+            MergeRun(
+                self.fs, job, segments[::-1], self.liveness(), self.next_file_id, 7, self.policy
+            )
         )
         for file_id in job.inputs:
             segment = self.catalog.remove(file_id)
@@ -466,7 +475,7 @@ def test_memory_follows_the_row_groups_not_the_files(
     tracemalloc.start()
     try:
         (meta,) = run_merge(
-            store.fs, job, segments, store.liveness(), store.next_file_id, 7, store.policy
+            MergeRun(store.fs, job, segments, store.liveness(), store.next_file_id, 7, store.policy)
         )
         peak = tracemalloc.get_traced_memory()[1] + (pool.max_memory() or 0)
     finally:
