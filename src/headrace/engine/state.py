@@ -293,10 +293,12 @@ class EngineState:
             )
 
     def room_in(self, shard: WalShard) -> int:
-        """How many bytes a shard, to which something can be written, takes before it refuses."""
-        pending = shard.pending_bytes
+        """How many bytes a shard takes before it refuses; raise if nothing can be written now."""
         budget = self.settings.memory_budget_bytes - self.totals.unsealed_bytes
-        return min(shard.pending_bytes_max, budget) - pending
+        room = min(shard.pending_bytes_max, budget) - shard.pending_bytes
+        if room <= 0 or shard.troubled or self.closing:
+            self.refuse_writes(shard)
+        return room
 
     def refuse_ephemeral(self, size: int) -> None:
         """Raise if memory has no room for more records that only it holds."""

@@ -55,9 +55,9 @@ class GatheredAppends:
     def open(self, shard: WalShard) -> None:
         """Raise if nothing can be written to this shard; otherwise gather for it."""
         self.stage()
-        self._state.refuse_writes(shard)
+        room = self._state.room_in(shard)
         self.shard = shard
-        self.room = min(shard.batch_bytes_max, self._state.room_in(shard))
+        self.room = min(shard.batch_bytes_max, room)
 
     def begin(self, shard: WalShard) -> None:
         """Gather the next append for this shard, which has been looked at; nothing waits."""

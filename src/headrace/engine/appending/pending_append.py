@@ -8,8 +8,7 @@ came together are logged, published and acknowledged together (`AppendCommit`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -112,9 +111,6 @@ class PendingAppend(Ticket[Appended], eq=False):
         )  # fmt: skip
 
 
-_TOPIC: Final = attrgetter("topic")
-_BLOCK: Final = attrgetter("block")
-
 # Hears of appends that are done, those together that are done together.
 Answered = Callable[[Sequence[PendingAppend]], None]
 
@@ -165,18 +161,21 @@ class AppendCommit:
             times = Times(0, write_ns, 0)
         failure: Exception | None = None
         logged, totals, appends = self._logged, self._state.totals, self._appends
-        totals.note_changed(list(map(_TOPIC, appends)))
-        counted = 0  # how many are in the totals
+        records = data_bytes = block_bytes = 0  # that are not in the totals yet
         for number, pending in enumerate(appends):
             topic, block = pending.topic, pending.block
             assert topic is not None and block is not None
             try:
-                topic.publish_one_of_many(block, logged, pending.needs_sync, pending.reserve, shard)
+                block_bytes += topic.publish_one_of_many(
+                    block, logged, pending.needs_sync, pending.reserve, shard
+                )
+                records += block.count
+                data_bytes += block.bytes
                 if pending.beside is not None:
                     self._remember(pending, pending.beside)
                 if topic.bounded and (topic.config.cap_records or topic.config.cap_bytes):
-                    totals.published(list(map(_BLOCK, appends[counted : number + 1])), logged)
-                    counted = number + 1
+                    totals.published(records, data_bytes, block_bytes, logged)
+                    records = data_bytes = block_bytes = 0
                     retention.enforce(self._state, topic)
             except MemoryError as error:
                 # It is applied in part, so those behind it must not be.
@@ -185,7 +184,6 @@ class AppendCommit:
                 pending.fail(unknown)
                 self._take_back(appends[number + 1 :], unknown)
                 self._appends = appends[: number + 1]
-                appends = self._appends if topic.head >= block.first_seq else appends[:number]
                 break
             pending.head, pending.times = topic.head, times
             if pending._callbacks is None:
@@ -194,7 +192,7 @@ class AppendCommit:
                 failure = failure or pending.tell()
             if topic.waiters is not None:
                 woken[topic.id] = topic
-        totals.published(list(map(_BLOCK, appends[counted:] if counted else appends)), logged)
+        totals.published(records, data_bytes, block_bytes, logged)
         try:
             if self._answered is not None:
                 self._answered(self._appends)

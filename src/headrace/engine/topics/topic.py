@@ -256,17 +256,15 @@ class Topic(ArchivedSeqs):
 
         `logged`: the log has it, so that a checkpoint can seal it.
         """
-        self.mark_changed()
-        self.publish_one_of_many(block, logged, needs_sync, reserve, log)
-        self.totals.published((block,), logged)
+        size = self.publish_one_of_many(block, logged, needs_sync, reserve, log)
+        self.totals.published(block.count, block.bytes, size, logged)
 
     def publish_one_of_many(
         self, block: Block, logged: bool, needs_sync: bool, reserve: int, log: Log | None
-    ) -> None:
-        """Do the same, while the caller counts all of its blocks at once.
+    ) -> int:
+        """Do the same, while the caller counts all of its blocks at once (`Totals.published`).
 
-        It has noted that the topic changes (`Totals.note_changed`) and counts the block with those
-        of others (`Totals.published`).
+        Return what the block takes in memory.
         """
         count, size = block.count, block.bytes
         head = self.head
@@ -283,6 +281,8 @@ class Topic(ArchivedSeqs):
         self.counted += count
         self.last_write_ms = block.arrived_ms
         self.blocks.stored.append(block)
+        totals = self.totals
+        totals.changed[self.id] = self
         memory = len(block.raw) + BLOCK_OBJECTS_BYTES
         if logged:
             if self.ephemeral_bytes:
@@ -292,9 +292,9 @@ class Topic(ArchivedSeqs):
         else:
             self.unlogged_to = head
             self.ephemeral_bytes += memory
-        journal = self.totals.journal
-        if journal is not None:
-            journal.note(self.id, head - count)
+        if totals.journal is not None:
+            totals.journal.note(self.id, head - count)
+        return memory
 
     def publish_trim(
         self, first: int, count: int, needs_sync: bool, reserve: int, log: Log

@@ -7,21 +7,13 @@ only this file counts topics by class and hands the changed ones over.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from operator import attrgetter
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.engine.topics.config import DISK, EPHEMERAL, FSYNC, MEMORY, TopicConfig
-from headrace.storage.block import BLOCK_OBJECTS_BYTES, Block
 
 if TYPE_CHECKING:
     from headrace.engine.topics.topic import Topic
-
-
-_ID: Final = attrgetter("id")
-_RAW: Final = attrgetter("raw")
-_BYTES: Final = attrgetter("bytes")
-_COUNT: Final = attrgetter("count")
 
 
 class Journal(Protocol):
@@ -116,13 +108,11 @@ class Totals:
 
     # Records
 
-    def published(self, blocks: Sequence[Block], logged: bool) -> None:
-        """Count the records of blocks that were staged and are part of their topics now."""
-        data_bytes = sum(map(_BYTES, blocks))
-        block_bytes = sum(map(len, map(_RAW, blocks))) + len(blocks) * BLOCK_OBJECTS_BYTES
+    def published(self, records: int, data_bytes: int, block_bytes: int, logged: bool) -> None:
+        """Count records that were staged and are part of their topics now."""
         self.staged_bytes -= data_bytes
         self.bytes += data_bytes
-        self.records += sum(map(_COUNT, blocks))
+        self.records += records
         self.resident_bytes += block_bytes
         if logged:
             self.unsealed_bytes += block_bytes
@@ -130,10 +120,6 @@ class Totals:
             self.ephemeral_bytes += block_bytes
 
     # Changes
-
-    def note_changed(self, topics: Sequence[Topic]) -> None:
-        """Have the next checkpoint look at these topics."""
-        self.changed.update(zip(map(_ID, topics), topics, strict=True))
 
     def forget(self, topic_id: int) -> None:
         """Note that a topic was deleted: a checkpoint removes its files and nothing else."""
