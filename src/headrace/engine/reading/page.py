@@ -53,6 +53,8 @@ class Page(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
+        if len(self.rows) == 1 and not self.batches:
+            return len(self.rows[0].data)
         count = 0
         for rows in self.rows:
             count += len(rows.data)

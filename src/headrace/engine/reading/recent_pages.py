@@ -40,52 +40,49 @@ class RecentRows(msgspec.Struct, eq=False):
     encoded: bytes = b""
 
 
+# What was asked for: topic, cursor, limit, bytes_max.
+PageKey = tuple[int, int, int, int]
+
+
 class RecentPages:
-    """Pages by topic and by what was asked for; the one that was kept first goes first."""
+    """Pages by what was asked for; the one that was kept first goes first."""
 
     __slots__ = ("_bytes", "_pages")
 
     def __init__(self) -> None:
-        self._pages: OrderedDict[tuple[int, int, int, int], RecentRows] = OrderedDict()
+        self._pages: OrderedDict[PageKey, RecentRows] = OrderedDict()
         self._bytes = 0
 
-    def find(self, topic: Topic, cursor: int, request: ReadRequest) -> RecentRows | None:
-        """What a read from behind `cursor` would collect, if that is known."""
-        if request.nodes or not _is_whole(topic, cursor):
-            return None
-        found = self._pages.get((topic.id, cursor, request.limit, request.bytes_max))
-        if found is None or (found.head and found.head != topic.head):
-            return None
-        return found
+    def key_of(self, topic: Topic, cursor: int, request: ReadRequest) -> PageKey | None:
+        """What others would have to ask for to be given the same rows; None: nobody else is.
 
-    def keep(
-        self, topic: Topic, cursor: int, request: ReadRequest, collected: Collector
-    ) -> RecentRows | None:
-        """Keep what a read from behind `cursor` has collected; None: it is of no use to others."""
-        size = request.bytes_max - collected.bytes_left + _PAGE_BYTES
-        size += len(collected.rows) * _COLUMNS_BYTES + collected.scanned * _ROW_BYTES
-        if (
-            size > RECENT_PAGE_BYTES_MAX
-            or not collected.rows
-            or request.nodes
-            or not _is_whole(topic, cursor)
-            or collected.cold
-            or collected.elsewhere
-        ):
+        Every seq behind the cursor is there, so that nothing has to be left out or told of.
+        """
+        if cursor < topic.base or topic.holes is not None or topic.gaps or topic.trims:
             return None
-        pages, head = self._pages, 0 if collected.full else topic.head
-        key = (topic.id, cursor, request.limit, request.bytes_max)
+        if request.nodes:
+            return None
+        return topic.id, cursor, request.limit, request.bytes_max
+
+    def find(self, key: PageKey, head: int) -> RecentRows | None:
+        """What a read would collect now, if that is known; `head` is that of the topic."""
+        found = self._pages.get(key)
+        return None if found is None or found.head not in (0, head) else found
+
+    def keep(self, key: PageKey, head: int, collected: Collector) -> RecentRows | None:
+        """Keep what a read has collected right after it had its key; None: it is too large."""
+        rows, size = collected.rows, key[3] - collected.bytes_left + _PAGE_BYTES
+        size += len(rows) * _COLUMNS_BYTES + collected.scanned * _ROW_BYTES
+        if not rows or size > RECENT_PAGE_BYTES_MAX:
+            return None
+        pages = self._pages
         before = pages.pop(key, None)
         if before is not None:
             self._bytes -= before.size
-        kept = RecentRows(collected.rows, collected.cursor, collected.scanned, head, size)
-        pages[key] = kept
+        pages[key] = kept = RecentRows(
+            rows, collected.cursor, collected.scanned, 0 if collected.full else head, size
+        )
         self._bytes += size
         while self._bytes > RECENT_BYTES_MAX:
             self._bytes -= pages.popitem(last=False)[1].size
         return kept
-
-
-def _is_whole(topic: Topic, cursor: int) -> bool:
-    """Whether every seq behind `cursor` is there, so that nothing has to be left out or told."""
-    return cursor >= topic.base and topic.holes is None and not topic.gaps and not topic.trims

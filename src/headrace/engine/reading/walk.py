@@ -59,7 +59,7 @@ class Walk:
 
     __slots__ = (
         "_collector",
-        "_from_seq",
+        "_key",
         "_recent",
         "_request",
         "_state",
@@ -181,10 +181,10 @@ class Walk:
                 cursor = lost.last
         request, recent = self._request, self._recent
         if recent is not None:
-            found = recent.find(topic, cursor, request)
+            self._key = key = recent.key_of(topic, cursor, request)
+            found = None if key is None else recent.find(key, topic.head)
             if found is not None:
                 return self._page_of(found)
-            self._from_seq = cursor
         kind = ColumnCollector if request.columns else Collector
         self._collector: Collector = kind.begin(topic, cursor, request)
         return self._walk()
@@ -317,8 +317,9 @@ class Walk:
         topic, collector = self._topic, self._collector
         if collector.cold or collector.elsewhere:
             self._state.reads.page(collector.cold, collector.elsewhere)
-        elif self._recent is not None:
-            kept = self._recent.keep(topic, self._from_seq, self._request, collector)
+        elif self._recent is not None and self._key is not None and self._ticket is None:
+            # No lane has taken over meanwhile, so the topic is as it was.
+            kept = self._recent.keep(self._key, topic.head, collector)
             if kept is not None:
                 return self._page_of(kept)
         return Page(

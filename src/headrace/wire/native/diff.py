@@ -102,11 +102,12 @@ class DiffApi:
 
     def head_of(self, exchange: Exchange) -> _Head:
         """What the head of a request says, kept with it."""
-        memo, sends = exchange.memo, bool(exchange.body)
+        memo = exchange.memo
         if memo is not None:
             head = memo.get(self)
-            if isinstance(head, _Head) and (head.is_json or not sends):
+            if isinstance(head, _Head) and (head.is_json or not exchange.body):
                 return head
+        sends = bool(exchange.body)
         if sends:
             check_json_type(exchange)
         arrow = ARROW_STREAM in exchange.headers.get(b"accept", b"")
@@ -196,10 +197,11 @@ class _Reads:
         head = api.head_of(exchange)
         name, sent = exchange.params[0], exchange.body
         asked = (name, sent, head.arrow)  # who sends the same to the same topic asks for the same
-        shared = self.shared(asked)
-        if shared is not None:
-            self._send(exchange, shared.answer)
-            return
+        if self._shared:
+            shared = self.shared(asked)
+            if shared is not None:
+                self._send(exchange, shared.answer)
+                return
         body = decode_json(sent, _DECODER) if sent else _DEFAULTS
         request = api.request_of(body, head.arrow)
         found = api.engine.consume(name, request)
