@@ -2,7 +2,8 @@
 
 `httptools` parses; this file owns what a parser does not know: how large a head and a body may be,
 which headers may come once only, and that a request that cannot be read any further is refused.
-A request whose head was seen before is not parsed at all (`known_requests.py`).
+A request whose head was seen before is not parsed (`known_requests.py`), and neither is most of a
+long body whose length is known: the parser would copy it.
 It answers nothing: `connection.py` does.
 """
 
@@ -34,6 +35,8 @@ from headrace.wire.routes import takes_stream
 
 log = logging.getLogger("headrace.http1")
 
+# Of a body of known length so much has to be missing for the rest to go past the parser.
+UNPARSED_BYTES_MIN: Final = 64 * 1024
 _SINGLE_HEADERS: Final = frozenset(
     {b"host", b"content-length", b"content-type", b"authorization", b"transfer-encoding"}
 )
@@ -53,6 +56,8 @@ class RequestReader(asyncio.Protocol):
         "_body_bytes",
         "_body_bytes_max",
         "_body_follows",
+        "_body_length",
+        "_body_missing",
         "_budgeted",
         "_chunk_bytes",
         "_exchange",
@@ -90,6 +95,8 @@ class RequestReader(asyncio.Protocol):
         self._exchange: Http1Exchange | None = None  # whose body is arriving
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._body_length = 0  # as the head says; 0: only the parser knows where the body ends
+        self._body_missing = 0  # bytes of it that come next and are not parsed
         self._budgeted = 0
         self._refusal: HeadraceError | None = None
         self._body_follows = False  # behind a head that asks for another protocol
@@ -124,8 +131,28 @@ class RequestReader(asyncio.Protocol):
     # Reading
 
     def _feed(self, data: bytes) -> None:
+        if self._body_missing:
+            data = self._take_body(data)
         while data:
             data = self._parse(data)
+
+    def _take_body(self, data: bytes) -> bytes:
+        """Take what the parser is not asked about: more of a body; return what follows it."""
+        data, rest = data[: self._body_missing], data[self._body_missing :]
+        self._chunk_bytes = len(data)
+        self._body_missing = missing = self._body_missing - len(data)
+        try:
+            self.on_body(data)
+            if not missing:
+                self.on_message_complete()
+        except Exception as error:  # noqa: BLE001 - as the parser does, which calls these otherwise
+            self._body_missing = 0
+            self._refuse(self._refusal_for(error))
+            return b""
+        if missing or self.reading is not IDLE:
+            return b""
+        self._parser = httptools.HttpRequestParser(self)  # the last one still waits for the body
+        return rest
 
     def _parse(self, data: bytes) -> bytes:
         """Parse up to a request that asks for another protocol; return what is left to parse."""
@@ -145,24 +172,31 @@ class RequestReader(asyncio.Protocol):
             return b""
         if self.reading is not IDLE:
             self._head_bytes += len(data)
+            missing = self._body_length - self._body_bytes
             if self._head_bytes > self._header_bytes_max:
                 self._refuse(headers_too_large(self._header_bytes_max))
-            return b""
+            # Behind the last request there may be nothing, and only the parser says so.
+            elif missing >= UNPARSED_BYTES_MIN and self._parser.should_keep_alive():
+                self._body_missing = missing
         return b""
 
     def _refusal_of(self, error: httptools.HttpParserError) -> HeadraceError:
         """The error that tells why the parser stopped."""
+        if self._refusal is not None or isinstance(error, httptools.HttpParserCallbackError):
+            return self._refusal_for(error, error.__context__)
+        self.app.metrics.rejected("malformed")
+        return InvalidRequest(f"not HTTP/1.1: {error}", fix="send a valid request")
+
+    def _refusal_for(self, error: Exception, cause: BaseException | None = None) -> HeadraceError:
+        """The error that tells why what was read could not be taken."""
         refusal, self._refusal = self._refusal, None
         if refusal is not None:
             return refusal
-        if isinstance(error, httptools.HttpParserCallbackError):
-            if isinstance(error.__context__, MemoryError):
-                without_frames(error)  # which refer to the body
-                return OutOfResources.told("nothing")
-            log.error("a request could not be taken", exc_info=error.__context__)
-            return Internal("the server met an error of its own", fix="see the server's log")
-        self.app.metrics.rejected("malformed")
-        return InvalidRequest(f"not HTTP/1.1: {error}", fix="send a valid request")
+        if isinstance(cause or error, MemoryError):
+            without_frames(error)  # which refer to the body
+            return OutOfResources.told("nothing")
+        log.error("a request could not be taken", exc_info=cause or error)
+        return Internal("the server met an error of its own", fix="see the server's log")
 
     def _read_on(self) -> None:
         """Read the body of a request that wants to change the protocol.
@@ -230,7 +264,7 @@ class RequestReader(asyncio.Protocol):
             exchange.modern = False
         self._exchange = exchange
         exchange.head, self._unread = self._unread, b""
-        self._body_bytes = 0
+        self._body_bytes = self._body_length = 0
         route = target.route
         streamed = route is not None and (
             route.streamed or (route.handling is not None and takes_stream(exchange))
@@ -249,6 +283,8 @@ class RequestReader(asyncio.Protocol):
         if streamed:
             exchange.stream_body()
             self._hand_over()
+        elif length is not None and b"upgrade" not in headers:
+            self._body_length = int(length)
 
     def _is_modern(self) -> bool:
         """Whether the request is HTTP/1.1, not 1.0; others are refused."""
@@ -332,6 +368,7 @@ class RequestReader(asyncio.Protocol):
             exchange.modern = self._is_modern()
             self._nothing_follows = True
         self._exchange = None
+        self._body_length = 0
         self.reading = MESSAGE_COMPLETE[self.reading]
         self._at_start = False
         if body:
