@@ -130,8 +130,10 @@ def run_suite(mark: str, more: list[str], parts: Parts) -> list[str]:
 def spark_tests(mark: str, more: list[str], parts: Parts) -> Beside:
     """Start the tests of Spark with this mark, in one process."""
     command = pytest_command(["-q", "-m", mark, *DOCTESTS, *more, "-p", "no:xdist", *only_spark()])
-    first = [sys.executable, "-m", "tests.support.spark_classes"]
-    return Beside("tests of Spark", [*first, *command], parts)
+    if mark != DEFAULT:
+        # It takes a minute to make, and pays where Spark starts again and again.
+        command = [sys.executable, "-m", "tests.support.spark_classes", *command]
+    return Beside("tests of Spark", command, parts)
 
 
 def run_without_spark(mark: str, more: list[str]) -> int:
