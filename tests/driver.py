@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,9 +112,16 @@ def run_all(rest: list[str]) -> int:
     if rest:
         return pytest(["-q", "-m", DEFAULT, *rest])
     started, parts = time.monotonic(), Parts()
-    with parts.part("lint, format and types"):
-        failed = failed_checks(["."], [])
-    failed += run_suite(DEFAULT, [], parts)
+
+    def checks() -> list[str]:
+        with parts.part("lint, format and types (beside the others)"):
+            return failed_checks(["."], [])
+
+    # Types are checked by one process, which takes most of a minute.
+    with ThreadPoolExecutor(1) as pool:
+        checking = pool.submit(checks)
+        failed = run_suite(DEFAULT, [], parts)
+        failed = checking.result() + failed
     print(parts.summary())
     return verdict(failed, started)
 
@@ -185,11 +193,10 @@ def run_long(minutes: float, rest: list[str]) -> int:
         return pytest(["-q", "-m", "long or slow", *more, *workers(), *rest])
     codes = {}
     with spark_tests("long or slow", more, parts) as spark:
-        with parts.part("slow tests without Spark"):
-            codes["pytest of slow tests"] = run_without_spark("slow and not long", more)
         codes |= run_modes(parts)
-        with parts.part("sweeps without Spark"):
-            codes["pytest of sweeps"] = run_without_spark("long", more)
+        # Together: each run collects all tests, in each worker.
+        with parts.part("slow tests and sweeps without Spark"):
+            codes["pytest"] = run_without_spark("long or slow", more)
         codes["pytest of Spark"] = spark.code()
     print(parts.summary())
     failed = [name for name, code in codes.items() if code not in (0, PYTEST_NOTHING_COLLECTED)]
