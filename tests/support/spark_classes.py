@@ -24,6 +24,7 @@ from typing import Any
 import pyspark
 
 from headrace.client import Client
+from headrace.core.errors import HeadraceError
 from headrace.spark.java import SHIM_HOME, bundled_java
 from headrace.spark.session import MASTER_VARIABLE
 from headrace.testing.process import ServerProcess
@@ -96,7 +97,9 @@ def main() -> None:
     file = archive()
     if file is not None and not file.exists():
         # Without it everything works, and takes longer.
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
+        with contextlib.suppress(
+            OSError, subprocess.SubprocessError, AssertionError, HeadraceError
+        ):
             make(file)
     os.execv(sys.argv[1], sys.argv[1:])
 
