@@ -1,16 +1,15 @@
 """What every test shares: deterministic property tests, servers that start at once, and the budget
-of a long sweep."""
+and the bound of a long sweep."""
 
 from __future__ import annotations
 
-import math
-import os
+from collections.abc import Generator
 
 import hypothesis
 import pytest
 
 from headrace.testing.process import ServerProcess
-from tests.support.sweeps import BUDGET_FRACTION, Sweep
+from tests.support import sweeps
 from tests.support.warm_processes import WarmPopen
 
 ServerProcess.popen = WarmPopen
@@ -24,15 +23,21 @@ hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture
-def sweep(request: pytest.FixtureRequest) -> Sweep:
-    """For tests marked `long`: a fair share of `./run test --long --minutes N`.
+def sweep(request: pytest.FixtureRequest) -> sweeps.Sweep:
+    """For tests marked `long`: a fair share of `./run test --long --minutes N`."""
+    return sweeps.share_of(request.session.items)
 
-    The long tests run side by side on as many workers as there are, so that together they take
-    about N minutes.
-    """
-    sweeps = sum(1 for item in request.session.items if item.get_closest_marker("long"))
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    rounds = max(1, math.ceil(sweeps / workers))
-    minutes = float(os.environ.get("HEADRACE_TEST_MINUTES", "1"))
-    seed = int(os.environ.get("HEADRACE_TEST_SEED", "1"))
-    return Sweep(minutes * 60 * BUDGET_FRACTION / rounds, seed)
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    sweeps.bound_sweeps(session.items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Have the failure of a sweep say how to repeat it."""
+    report = yield
+    if report.failed and sweeps.is_sweep(item):
+        report.sections.append(("repeat with", sweeps.how_to_repeat(item)))
+    return report

@@ -1,9 +1,9 @@
 """What `./run test` runs: lint, format, types, then every test and every documented example.
 
-Quiet unless something fails.  What runs Spark shares one session, which takes 10 s to start and
-1 GB, and so runs in one process, beside the workers that share everything else.  The long sweeps
-get their seed from the commit, so that each commit explores other states and each failure can be
-repeated.
+Quiet unless something fails, but for what each part took.  What runs Spark shares one session,
+which takes 10 s to start and 1 GB, and so runs in one process, beside the workers that share
+everything else.  The long sweeps get their seed from the commit, so that each commit explores other
+states and each failure can be repeated.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from tests import changed, timing  # noqa: E402 - the checkout is on the path only now
+from tests.parts import Beside, Parts  # noqa: E402
 from tests.support import turn_modes  # noqa: E402
 
 WORKERS_MAX = 8
@@ -33,6 +35,9 @@ SPARK = ("tests/spark", "src/headrace/spark", "docs/guides/spark.md")
 DOCTESTS = ("--doctest-modules", "--doctest-glob=*.md")
 EVERYTHING = ("tests", "src/headrace", "README.md", "docs")
 DEFAULT = "not long and not slow"
+# What a test of fixed work may take that is `slow` or `long`; a sweep is bound by its share of the
+# time (tests/conftest.py).
+FIXED_SECONDS_MAX = 600
 # What mypy checks, by pyproject.toml.
 TYPED = ("src/", "bench/", "tools/", "tests/harness/", "tests/support/")
 
@@ -106,31 +111,43 @@ def main() -> int:
 def run_all(rest: list[str]) -> int:
     if rest:
         return pytest(["-q", "-m", DEFAULT, *rest])
-    started = time.monotonic()
-    failed = failed_checks(["."], [])
-    failed += run_suite(DEFAULT, [])
+    started, parts = time.monotonic(), Parts()
+
+    def checks() -> list[str]:
+        with parts.part("lint, format and types (beside the others)"):
+            return failed_checks(["."], [])
+
+    # Types are checked by one process, which takes most of a minute.
+    with ThreadPoolExecutor(1) as pool:
+        checking = pool.submit(checks)
+        failed = run_suite(DEFAULT, [], parts)
+        failed = checking.result() + failed
+    print(parts.summary())
     return verdict(failed, started)
 
 
-def run_suite(mark: str, more: list[str]) -> list[str]:
+def run_suite(mark: str, more: list[str], parts: Parts) -> list[str]:
     """Run the tests with this mark, those of Spark beside the others; what failed."""
-    quiet = ["-q", "-m", mark, *DOCTESTS, *more]
-    with tempfile.TemporaryFile() as said:
-        spark = subprocess.Popen(
-            pytest_command([*quiet, "-p", "no:xdist", *only_spark()]),
-            stdout=said,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            others = pytest([*quiet, *workers(), *EVERYTHING, *without_spark()])
-            codes = {"pytest": others, "pytest of Spark": spark.wait()}
-        finally:
-            spark.kill()
-            spark.wait()
-        said.seek(0)
-        sys.stdout.buffer.write(said.read())
-        sys.stdout.flush()
+    with spark_tests(mark, more, parts) as spark:
+        with parts.part("tests without Spark"):
+            others = run_without_spark(mark, more)
+        codes = {"pytest": others, "pytest of Spark": spark.code()}
     return [name for name, code in codes.items() if code not in (0, PYTEST_NOTHING_COLLECTED)]
+
+
+def spark_tests(mark: str, more: list[str], parts: Parts) -> Beside:
+    """Start the tests of Spark with this mark, in one process."""
+    command = pytest_command(["-q", "-m", mark, *DOCTESTS, *more, "-p", "no:xdist", *only_spark()])
+    if mark != DEFAULT:
+        # It takes a minute to make, and pays where Spark starts again and again.
+        command = [sys.executable, "-m", "tests.support.spark_classes", *command]
+    return Beside("tests of Spark", command, parts)
+
+
+def run_without_spark(mark: str, more: list[str]) -> int:
+    """Run all other tests with this mark, by workers that share them."""
+    quiet = ["-q", "-m", mark, *DOCTESTS, *more]
+    return pytest([*quiet, *workers(), *EVERYTHING, *without_spark()])
 
 
 def run_wire() -> int:
@@ -160,50 +177,45 @@ def run_times() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         os.environ[timing.VARIABLE] = directory
-        failed = run_suite(DEFAULT, ["-p", "tests.timing"])
+        failed = run_suite(DEFAULT, ["-p", "tests.timing"], Parts())
         timing.write_costs(timing.measured(Path(directory)))
     return verdict(failed, started)
 
 
 def run_long(minutes: float, rest: list[str]) -> int:
+    """Run what takes long; the tests of Spark beside everything else."""
+    started, parts = time.monotonic(), Parts()
     seed = os.environ.setdefault("HEADRACE_TEST_SEED", str(seed_of_commit()))
+    os.environ["HEADRACE_TEST_MINUTES"] = f"{minutes:g}"
     print(f"seed {seed}; repeat with HEADRACE_TEST_SEED={seed} ./run test --long", flush=True)
-    timeout = f"--timeout={minutes * 60 + 600:.0f}"
+    more = [f"--timeout={FIXED_SECONDS_MAX}"]
     if rest:
-        return sweep(minutes, ["-q", "-m", "long or slow", timeout, *workers(), *rest])
-    failed = run_suite("slow and not long", [timeout])
-    failed += run_modes()
-    runs = [[*workers(), *without_spark()]]
-    if any(
-        "mark.long" in path.read_text() for path in (ROOT / "tests" / "spark").glob("test_*.py")
-    ):
-        runs.append(["-p", "no:xdist", "tests/spark"])
-    codes = [sweep(minutes / len(runs), ["-q", "-m", "long", timeout, *run]) for run in runs]
-    codes = [code for code in codes if code != PYTEST_NOTHING_COLLECTED]
-    if not codes:
-        print("0 passed, 0 failed")
-    if failed:
-        print(f"FAILED: {', '.join(failed)}")
-    return max([*codes, int(bool(failed))], default=0)
+        return pytest(["-q", "-m", "long or slow", *more, *workers(), *rest])
+    codes = {}
+    with spark_tests("long or slow", more, parts) as spark:
+        codes |= run_modes(parts)
+        # Together: each run collects all tests, in each worker.
+        with parts.part("slow tests and sweeps without Spark"):
+            codes["pytest"] = run_without_spark("long or slow", more)
+        codes["pytest of Spark"] = spark.code()
+    print(parts.summary())
+    failed = [name for name, code in codes.items() if code not in (0, PYTEST_NOTHING_COLLECTED)]
+    return verdict(failed, started)
 
 
-def run_modes() -> list[str]:
-    """Run the tests of the wire in each way to handle a turn but the usual; those that failed."""
-    failed = []
+def run_modes(parts: Parts) -> dict[str, int]:
+    """Run the tests of the wire in each way to handle a turn but the usual; their exit codes."""
+    codes = {}
     for mode in turn_modes.MODES:
-        print(f"{WIRE}, turns {mode}; repeat with ./run test --turns {mode}", flush=True)
+        name = f"{WIRE}, turns {mode}"
+        print(f"{name}; repeat with ./run test --turns {mode}", flush=True)
         os.environ[turn_modes.VARIABLE] = mode
         try:
-            if run_wire() != 0:
-                failed.append(f"{WIRE}, turns {mode}")
+            with parts.part(name):
+                codes[name] = run_wire()
         finally:
             del os.environ[turn_modes.VARIABLE]
-    return failed
-
-
-def sweep(minutes: float, arguments: list[str]) -> int:
-    os.environ["HEADRACE_TEST_MINUTES"] = f"{minutes:g}"
-    return pytest(arguments)
+    return codes
 
 
 def run_mutants(rest: list[str]) -> int:

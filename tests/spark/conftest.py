@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from headrace.client import Client
 from headrace.spark import spark_session
 from headrace.testing.process import ServerProcess
+from tests.support import spark_classes
 from tests.support.checkout import ROOT
 from tests.support.object_stores import endpoint
 from tests.support.sealed_topics import SETTINGS
@@ -19,9 +20,8 @@ from tests.support.sealed_topics import SETTINGS
 __all__ = ["endpoint"]
 
 
-# Java compiles quickly rather than well: a suite runs most code a few times only.  That takes two
-# fifths off what each Java spends, here and in the processes of tests.
-os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Of the Java of the session, and of those in the processes of tests.
+os.environ[spark_classes.VARIABLE] = spark_classes.options()
 
 
 @pytest.fixture(scope="session")

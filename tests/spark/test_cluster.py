@@ -54,7 +54,11 @@ class Daemon:
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._process = subprocess.Popen(
             [str(SPARK_CLASS), f"{DEPLOY}.{name}", *arguments],
-            env=environment(SPARK_DAEMON_MEMORY="256m", SPARK_NO_DAEMONIZE="1"),
+            env=environment(
+                SPARK_DAEMON_MEMORY="256m",
+                SPARK_DAEMON_JAVA_OPTS=os.environ.get("SPARK_SUBMIT_OPTS", ""),
+                SPARK_NO_DAEMONIZE="1",
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -58,7 +58,7 @@ def syncing(server: ServerProcess, lake: Lake) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "signals",
     [[signal.SIGKILL] * 2, [signal.SIGINT], [signal.SIGTERM]],

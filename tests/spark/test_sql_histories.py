@@ -28,7 +28,6 @@ def test_one_history(spark: SparkSession, sealing: ServerProcess, tmp_path: Path
 
 
 @pytest.mark.long
-@pytest.mark.timeout(0)
 def test_any_history_gives_every_row_once(
     spark: SparkSession, sealing: ServerProcess, tmp_path: Path, sweep: Sweep
 ) -> None:

@@ -130,7 +130,6 @@ def test_import_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(0)
 def test_import_of_five_million_rows_is_killed(tmp_path: Path) -> None:
     at = import_killed(tmp_path, 5_000_000, kills=3)
     assert 2_500_000 < max(at) < 5_000_000
