@@ -102,7 +102,7 @@ def test_the_bytes_that_are_kept_are_bounded(
 def test_small_records_count_with_what_is_around_them(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recent_pages, "RECENT_PAGE_BYTES_MAX", 10_000)
+    monkeypatch.setattr(recent_pages, "RECENT_PAGE_BYTES_MAX", 5_000)
     for n in range(50):
         engine.append("t", [n]).result()
     assert is_shared(consume(engine, 0, 5), consume(engine, 0, 5))
