@@ -14,8 +14,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from operator import attrgetter, sub
-from typing import cast
+from operator import attrgetter
 
 import msgspec
 import pyarrow as pa
@@ -33,6 +32,7 @@ from headrace.storage.segment.run import Run, run_of
 SEQ_MAX = (1 << 64) - 1
 # Lists of runs are remembered until files change; this bounds the runs remembered.
 CACHED_RUNS_MAX = 65_536
+_COLUMN_TYPES = {"I": pa.uint32(), "Q": pa.uint64()}  # by the typecode of an array
 
 
 # Not tracked by the collector: there is one for each topic, and none can be part of a cycle.
@@ -264,13 +264,18 @@ class _Counted:
         self._rows = rows
         self._live = live
         self._bytes = bytes
-        self.live_rows = sum(live)
-        self.live_bytes = sum(bytes)
+        # Arrow adds up without the interpreter, which the loop would have to wait for.
+        self.live_rows: int = pc.sum(_column(live)).as_py() or 0
+        self.live_bytes: int = pc.sum(_column(bytes)).as_py() or 0
 
     @classmethod
     def whole(cls, directory: Directory) -> _Counted:
         """As if every row were alive."""
-        rows = array("Q", map(sub, directory.first_rows[1:], directory.first_rows))
+        starts = _column(directory.first_rows)
+        between = pc.subtract(starts.slice(1), starts.slice(0, len(starts) - 1)).cast(pa.uint64())
+        rows, buffer = array("Q"), between.buffers()[1]
+        if buffer is not None:
+            rows.frombytes(buffer.slice(0, rows.itemsize * len(between)))
         return cls(directory, rows, rows, directory.payload_bytes)
 
     def recount(self, places: Sequence[int], liveness: Liveness) -> _Counted:
@@ -305,11 +310,10 @@ class _Counted:
         return [ids[at] for at in _places(enough)]
 
 
-def _column(values: array[int]) -> pa.UInt64Array:
+def _column(values: array[int]) -> pa.Array[pa.Scalar]:
     """The same memory as an Arrow array."""
-    assert values.typecode == "Q", values.typecode
-    column = pa.Array.from_buffers(pa.uint64(), len(values), [None, pa.py_buffer(values)])
-    return cast(pa.UInt64Array, column)
+    kind = _COLUMN_TYPES[values.typecode]
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def _places(selected: pa.BooleanArray) -> list[int]:
