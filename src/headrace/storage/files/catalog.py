@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -310,7 +311,7 @@ class _Counted:
         return [ids[at] for at in _places(enough)]
 
 
-def _column(values: array[int]) -> pa.Array[pa.Scalar]:
+def _column(values: array[int]) -> pa.Array[Any]:
     """The same memory as an Arrow array."""
     kind = _COLUMN_TYPES[values.typecode]
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
