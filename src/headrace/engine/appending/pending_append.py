@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from headrace.core.error_frames import without_frames
 from headrace.core.errors import HeadraceError
 from headrace.core.runtime import Ticket
 from headrace.engine.appending.admission import PLAIN, Append, Records
@@ -93,7 +94,7 @@ class PendingAppend(Ticket[Appended], eq=False):
         except Exception as error:  # noqa: BLE001 - all must hear; the caller raises it again
             if not self.done:
                 self.fail(error)
-            return error
+            return without_frames(error)
         return None
 
     def result(self) -> Appended:

@@ -90,8 +90,8 @@ def write_wait_ms(memory: float, size: int, sealed_per_second: float) -> int:
     `memory` is the share that is taken by what is not sealed.  In the middle between where waiting
     begins and where appends are refused they wait for as long as it takes to seal as much.
 
-    >>> [write_wait_ms(memory, 1 << 20, 1 << 24) for memory in (0.5, 0.6, 0.7, 0.8, 0.9, 1)]
-    [0, 0, 21, 62, 188, 1000]
+    >>> [write_wait_ms(memory, 1 << 20, 1 << 25) for memory in (0.5, 0.6, 0.7, 0.8, 0.9, 1)]
+    [0, 0, 10, 31, 94, 1000]
     """
     over = (memory - WAIT_ABOVE_MEMORY) / (1 - WAIT_ABOVE_MEMORY)
     if over <= 0:

@@ -209,8 +209,11 @@ class Topic(ArchivedSeqs):
         return reserve, needs_sync or self.unsettled_syncs > 0
 
     def syncs_itself(self, last: int) -> bool:
-        """Whether the entry that gives out `last` has to be synced, not only those before it."""
-        return self.needs_sync or last > self.reservation.valid_to
+        """Whether the entry that gives out `last` has to be synced, not only those before it.
+
+        While the config changes, it is: the topic may be of class fsync when it is acknowledged.
+        """
+        return self.needs_sync or self.changing > 0 or last > self.reservation.valid_to
 
     def stage(self, block: Block, needs_sync: bool, reserve: int) -> None:
         """Give out the seqs of a block that goes to the log; it may ask for more in `reserve`."""
