@@ -108,6 +108,9 @@ def reserve(stage: Stage) -> None:
             stage.pace(driver)
         stage.clock.advance(stage.dice.below(40))
     driver.finish()
+    for _ in range(12):  # with no time for the sync that would make a reservation valid
+        driver.append("disk", *stage.records(60, 3))
+        driver.finish()
 
 
 def checkpoint(stage: Stage) -> None:
