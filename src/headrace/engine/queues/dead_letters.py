@@ -113,7 +113,7 @@ class DeadLetters:
 
         def ended(done: Ticket[int]) -> None:
             moves.remove(move)
-            if not moves and self._lines.get(topic.id) is line:
+            if not line.busy and self._lines.get(topic.id) is line:
                 del self._lines[topic.id], self._moves[topic.id]
             move.end(done)
 
