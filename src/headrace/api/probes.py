@@ -21,11 +21,13 @@ class Health(msgspec.Struct, frozen=True):
 class Ready(msgspec.Struct, frozen=True, omit_defaults=True):
     """The server takes writes.
 
-    The last two are there while topics of class `memory` come back, which are refused until then.
+    `topics_recovering` and `replay_progress` are there while topics of class `memory` come back,
+    which are refused until then; `degraded` while parts of the server do not work, and why.
     """
 
-    status: Annotated[str, documented(Literal["ready"])]
+    status: Annotated[str, documented(Literal["ready", "degraded"])]
     wal_replay_complete: bool
     topics: Annotated[int, Meta(ge=0)]
     topics_recovering: Annotated[int, Meta(ge=0), LEFT_OUT] = 0
     replay_progress: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, LEFT_OUT] = None
+    degraded: Annotated[dict[str, str], LEFT_OUT] = {}

@@ -118,6 +118,7 @@ class DiffBody(Body, frozen=True, gc=False):
     wait_ms: Unsigned32 | None = None
     max_batch_bytes: Unsigned | None = None
     epoch: Unsigned | None = None
+    include_headers: bool | None = None
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -141,7 +142,8 @@ class Record(msgspec.Struct, frozen=True):
         LEFT_OUT,
         Meta(
             description='As it was appended. `"$encoding":"base64"` is added where `data` is bytes '
-            "in base64; a meta that is no object is `$meta` beside it then."
+            "in base64; a meta that is no object is `$meta` beside it then. The headers of such a "
+            "record are `$headers`, and a command of its stream has `$kind`."
         ),
     ] = field(name="meta", default=NULL)
 

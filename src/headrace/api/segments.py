@@ -45,6 +45,7 @@ class ManifestFile(msgspec.Struct, frozen=True):
     min_ts: int
     max_ts: int
     bytes: int  # data and meta of this topic's rows
+    topic_id: int = 0  # of these rows: the topic's, or of one that it inherits them from
 
 
 class Erasures(msgspec.Struct, frozen=True):
@@ -80,6 +81,7 @@ class Manifest(Answer, frozen=True):
     deletes_bitmap: str | None = None  # base64 of a 64-bit Roaring bitmap in its portable form
     directory: str = ""  # the name that the data directory keeps for life
     erased: Erasures | None = None  # of a topic with `cold_reads`
+    content_type: str | None = None  # of a stream
 
 
 class Pin(Answer, frozen=True):

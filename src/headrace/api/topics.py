@@ -60,6 +60,30 @@ class QueueCounts(msgspec.Struct, frozen=True):
     unreadable: Annotated[int, LEFT_OUT] = 0  # their records are damaged
 
 
+class TopicStream(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What another protocol has made of a topic: a stream."""
+
+    schema_name: ClassVar[str] = "StreamState"
+
+    dialect: str  # "ds" of Durable Streams
+    content_type: str  # as it was given when the stream was created
+    closed: bool  # nothing is appended any more
+    forked_from: Annotated[
+        str | None,
+        LEFT_OUT,
+        Meta(description="The topic of the stream that it begins with; absent: it is no fork."),
+    ] = None
+    ttl_s: Annotated[
+        int | None,
+        LEFT_OUT,
+        Meta(description="It expires when nobody has used it for this number of seconds."),
+    ] = None
+    expires: Annotated[str | None, LEFT_OUT, Meta(description="It expires then (RFC 3339).")] = None
+
+
+_STREAM: Final = Meta(description="Absent: the topic is no stream.")
+
+
 class TopicState(Answer, frozen=True):
     """The state of one topic."""
 
@@ -91,6 +115,7 @@ class TopicState(Answer, frozen=True):
             "because more than `retain_bytes_max` was held back; absent: none was."
         ),
     ] = 0
+    stream: Annotated[TopicStream | None, LEFT_OUT, _STREAM] = None
 
 
 class TopicSummary(msgspec.Struct, frozen=True):
@@ -106,6 +131,7 @@ class TopicSummary(msgspec.Struct, frozen=True):
     durable: bool
     effective_priority: int
     epoch: Annotated[int | None, documented(int)] = None
+    stream: Annotated[TopicStream | None, LEFT_OUT, _STREAM] = None
 
 
 class TopicPage(Answer, frozen=True):

@@ -11,15 +11,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from headrace.core.errors import ConfigError
-from headrace.core.settings import (
-    DEFAULTS,
-    RULES,
-    Rule,
-    Settings,
-    Value,
-    check_relations,
-    check_value,
-)
+from headrace.core.setting_relations import Value, check_relations
+from headrace.core.settings import DEFAULTS, RULES, Rule, Settings, check_value
 from headrace.core.units import format_duration_ms, format_size, parse_duration_ms, parse_size
 
 # Variables that only the tests read.

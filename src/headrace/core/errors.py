@@ -222,11 +222,46 @@ class NotAQueue(ClientError):
     status = 409
 
 
+class StreamClosed(ClientError):
+    """The stream takes no more records; detail `head_seq` and `epoch`."""
+
+    code = "stream_closed"
+    status = 409
+
+
+class StreamConflict(ClientError):
+    """The stream is another one than the call needs; `detail.reason` says in what."""
+
+    code = "stream_conflict"
+    status = 409
+
+
+class StreamDeleted(ClientError):
+    """The stream is deleted, and kept for its forks alone."""
+
+    code = "stream_deleted"
+    status = 410
+
+
+class OffsetGone(ClientError):
+    """What the offset stands before is gone: retention took it, or another stream had it."""
+
+    code = "offset_gone"
+    status = 410
+
+
 class HeadMismatch(ClientError):
     """`expected_head_seq` is not the topic's head."""
 
     code = "head_mismatch"
     status = 409
+
+
+class FenceMismatch(ClientError):
+    """The writer's fencing token is not the stream's; detail `fencing_token` is."""
+
+    code = "fence_mismatch"
+    status = 412
 
 
 class EpochMismatch(ClientError):

@@ -19,11 +19,14 @@ topic_name_bytes_max: Final = 600
 native_topic_name_bytes_max: Final = 255
 producer_id_bytes_max: Final = 256
 reserved_topic_prefixes: Final = ("ds:", "s2:")
+any_text_prefix: Final = "s2:"  # its names may have any character but NUL
 # Topics that the server keeps for itself begin so: everybody reads them, nobody else writes them.
 own_topic_prefix: Final = "_"
 
 # Numbers.  A seq travels as a JSON number, which many readers hold in a double.
 seq_max: Final = (1 << 53) - 1
+# Timestamps that the writers of a stream give may be of any unit, and fill a signed word.
+timestamp_max: Final = (1 << 63) - 1
 
 
 def is_seq(value: object) -> bool:
@@ -51,6 +54,9 @@ priority_max: Final = 1_000
 router_hops_max: Final = 8
 # Ranges that a topic announces because a router's source had lost them; routers wait beyond.
 source_trims_max: Final = 10_000
+
+# Forks of forks of a topic: each reads through all that it descends from.
+fork_depth_max: Final = 256
 
 # Pipelines.  A declaration is parsed when it comes, so that what it may cost is bounded.
 pipeline_name_bytes_max: Final = 100

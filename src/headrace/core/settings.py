@@ -1,23 +1,19 @@
 """Every setting: its name, default, bounds and meaning.
 
-Only this file knows a setting.  A value out of its bounds, and two settings that contradict each
-other, are refused here, wherever they come from; `core/config.py` finds the values.
+Only this file knows a setting.  A value out of its bounds is refused here, wherever it comes from,
+and two that contradict each other (`core/setting_relations.py`); `core/config.py` finds the values.
 """
 
 from __future__ import annotations
 
-import os.path
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, get_type_hints
 
 from headrace.core import limits
 from headrace.core.errors import ConfigError
 from headrace.core.limits import KIB, MIB
-
-Value = str | int  # a flag is a bool, which is an int
-
-COLD_SCHEMES = ("s3", "gs", "file")
+from headrace.core.setting_relations import Value, check_relations
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +247,14 @@ class Settings:
         int, _count("Requests in progress of one API key; 0: no bound.", 0)
     ] = 1_000
 
+    # Webhooks of subscriptions to streams.
+    ds_webhook_loopback: Annotated[
+        bool, _flag("Send webhooks to this machine, too, and over http: for development.")
+    ] = False
+    ds_webhook_key_days: Annotated[
+        int, _count("Days that a key signs webhooks; 0: for ever.", 0, 3_650)
+    ] = 90
+
     # What callers may make the server hold in memory: one object, and all of its kind.
     watch_session_bytes_max: Annotated[
         int, _size("Topics and nodes of one watch session or WebSocket.", KIB)
@@ -262,6 +266,12 @@ class Settings:
         int, _size("Declaration of one pipeline; its worker's last report.", KIB)
     ] = 64 * KIB
     pipelines_bytes_max: Annotated[int, _size("Declarations of all pipelines.", KIB)] = 64 * MIB
+    subscription_bytes_max: Annotated[
+        int, _size("Config and linked streams of one subscription to streams.", KIB)
+    ] = 32 * MIB
+    subscriptions_bytes_max: Annotated[int, _size("The same of all subscriptions.", KIB)] = (
+        128 * MIB
+    )
     topic_config_bytes_max: Annotated[int, _size("Names in the config of one topic.", 0)] = KIB
     topic_configs_bytes_max: Annotated[int, _size("The same of all topics.", KIB)] = 64 * MIB
     api_key_bytes_max: Annotated[int, _size("An API key with its prefixes.", KIB)] = 64 * KIB
@@ -306,6 +316,30 @@ class Settings:
     manifest_pin_ms: Annotated[int, _duration("Time the files of a manifest are kept.")] = 600_000
     manifest_pins_max: Annotated[int, _count("Manifests whose files are kept at once.")] = 10_000
 
+    # Durable Streams.
+    ds_long_poll_ms: Annotated[int, _duration("Longest wait of a stream's long poll.")] = 30_000
+    ds_durability: Annotated[
+        str,
+        _text(
+            "Class of new streams: what a crash may take of what was acknowledged.",
+            choices=("memory", "disk", "fsync"),
+        ),
+    ] = "fsync"
+
+    # The S2 API.
+    s2_durability: Annotated[
+        str,
+        _text(
+            "Class of new S2 streams: what a crash may take of what was acknowledged.",
+            choices=("memory", "disk", "fsync"),
+        ),
+    ] = "fsync"
+    s2_basins_max: Annotated[int, _count("Most basins.")] = 10_000
+    s2_tokens_max: Annotated[int, _count("Most access tokens of the S2 API.")] = 10_000
+    s2_locations: Annotated[
+        str, _text("Locations that the S2 API lists, by commas; basins are in the first.")
+    ] = "local"
+
     def __post_init__(self) -> None:
         for name, rule in RULES.items():
             check_value(name, rule, getattr(self, name))
@@ -333,65 +367,6 @@ def check_value(label: str, rule: Rule, value: Value) -> None:
         raise ConfigError(f"{label} is {value}", fix=f"use {rule.low} or more")
     elif rule.high is not None and value > rule.high:
         raise ConfigError(f"{label} is {value}", fix=f"use {rule.high} or less")
-
-
-# Each pair: the first must not be above the second.
-_ORDERED = (
-    ("wal_batch_bytes_max", "wal_file_bytes"),
-    ("wal_batch_bytes_max", "wal_pending_bytes_max"),
-    ("record_bytes_max", "body_bytes_max"),
-    ("meta_bytes_max", "record_bytes_max"),
-    ("read_limit_default", "read_limit_max"),
-    ("read_bytes_default", "read_bytes_max"),
-    ("read_bytes_max", "arrow_bytes_max"),
-    ("page_size_default", "page_size_max"),
-    ("body_bytes_max", "request_memory_bytes_max"),
-    ("read_cache_bytes", "memory_budget_bytes"),
-    ("tag_index_bytes_max", "memory_budget_bytes"),
-    ("watch_session_bytes_max", "watch_sessions_bytes_max"),
-    ("router_bytes_max", "routers_bytes_max"),
-    ("pipeline_bytes_max", "pipelines_bytes_max"),
-    ("topic_config_bytes_max", "topic_configs_bytes_max"),
-    ("api_key_bytes_max", "api_keys_bytes_max"),
-)
-
-
-def check_relations(values: Mapping[str, Value], label: Callable[[str], str]) -> None:
-    for small, large in _ORDERED:
-        below, above = values[small], values[large]
-        assert isinstance(below, int)
-        assert isinstance(above, int)
-        if below > above:
-            raise ConfigError(
-                f"{label(small)} ({below}) is above {label(large)} ({above})",
-                fix=f"lower {small} or raise {large}",
-                detail={"settings": [small, large]},
-            )
-    if not values["data_dir"]:
-        raise ConfigError(f"{label('data_dir')} is empty", fix="name a directory")
-    if bool(values["tls_cert"]) != bool(values["tls_key"]):
-        raise ConfigError(
-            f"{label('tls_cert')} and {label('tls_key')}: only one of them is set",
-            fix="set both, or neither",
-            detail={"settings": ["tls_cert", "tls_key"]},
-        )
-    _check_cold(str(values["cold_url"]), str(values["data_dir"]), label)
-
-
-def _check_cold(cold_url: str, data_dir: str, label: Callable[[str], str]) -> None:
-    scheme, separator, _ = cold_url.partition("://")
-    if separator and scheme not in COLD_SCHEMES:
-        raise ConfigError(
-            f"{label('cold_url')} has the scheme {scheme!r}",
-            fix=f"use a directory or one of {', '.join(s + '://' for s in COLD_SCHEMES)}",
-        )
-    local = cold_url.removeprefix("file://")
-    if cold_url and os.path.abspath(local) == os.path.abspath(data_dir):
-        raise ConfigError(
-            f"{label('cold_url')} is the data directory",
-            fix="name another directory; the cold copy must not replace the hot one",
-            detail={"settings": ["cold_url", "data_dir"]},
-        )
 
 
 # Last, because the defaults are checked like any other values.

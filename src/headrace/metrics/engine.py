@@ -72,6 +72,13 @@ def _topics(metrics: Metrics, engine: Engine) -> None:
         "Routers whose destination takes nothing for now.",
         lambda: figures.routers_blocked,
     )
+    registry.gauge("headrace_streams", "Topics that are streams.", lambda: figures.streams)
+    registry.gauge("headrace_stream_forks", "Streams that are forks.", lambda: figures.stream_forks)
+    registry.gauge(
+        "headrace_streams_soft_deleted",
+        "Deleted streams whose data is kept for their forks.",
+        lambda: figures.streams_soft_deleted,
+    )
     registry.gauge("headrace_records_live", "Live records.", lambda: figures.records_live)
     registry.gauge("headrace_bytes_live", "Their data and meta.", lambda: figures.bytes_live)
     registry.block(PER_TOPIC, lambda: _topic_lines(shown))

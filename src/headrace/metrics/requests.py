@@ -38,7 +38,9 @@ REFUSALS: Final = {
 UNROUTED: Final = "(none)"
 JOB_EVENTS: Final = ("claimed", "pushed", "acked", "nacked", "extended", "redriven")
 # Whose bytes are bounded by two settings each: of one, and of all.
-HELD_KINDS: Final = ("watch_session", "router", "pipeline", "topic_config", "api_key")
+HELD_KINDS: Final = (
+    "watch_session", "router", "pipeline", "subscription", "topic_config", "api_key",
+)  # fmt: skip
 LAG_RECORDS: Final = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
 
@@ -88,10 +90,12 @@ class Sources:
     def __init__(self) -> None:
         self.sse_connections = SharedFigure()
         self.ws_connections = SharedFigure()
+        self.session_connections = SharedFigure()
         self.longpoll_connections = SharedFigure()
         self.watch_sessions = SharedFigure()
         self.open_connections = SharedFigure()
         self.parked_requests = SharedFigure()
+        self.degraded_parts = SharedFigure()
         self.request_body_bytes = SharedFigure()
         self.response_pending_bytes = SharedFigure()
         self.held_bytes = {kind: SharedFigure() for kind in HELD_KINDS}
@@ -113,6 +117,11 @@ class AnswersOf(NamedTuple):
 
     total: Counter
     durations_ns: Histogram
+
+    def add(self, durations_ns: Sequence[int]) -> None:
+        """Count answers, by the time of each."""
+        self.total.value += len(durations_ns)
+        self.durations_ns.observe_all(durations_ns)
 
 
 class _OfAppends:
@@ -211,6 +220,11 @@ class Metrics:
             lambda: sources.open_connections(),
         )
         registry.gauge(
+            "headrace_degraded_parts",
+            "Parts that do not work while all else goes on; /v0/ready names them.",
+            lambda: sources.degraded_parts(),
+        )
+        registry.gauge(
             "headrace_http_parked_requests",
             "Requests that wait for recovery.",
             lambda: sources.parked_requests(),
@@ -230,11 +244,12 @@ class Metrics:
         sources = self.sources
         registry.read_gauges(
             "headrace_watch_connections",
-            "Readers that wait for records, by how.",
+            "Readers that wait for records, and sessions of any kind, by how.",
             ("kind",),
             lambda: (
                 (("sse",), sources.sse_connections()),
                 (("ws",), sources.ws_connections()),
+                (("session",), sources.session_connections()),
                 (("longpoll",), sources.longpoll_connections()),
             ),
         )

@@ -13,7 +13,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace.core.errors import DataDirLocked
 
@@ -40,6 +40,24 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
+# Moves up to `length` bytes from `offset` of a file to a socket, and returns how many it took.
+Send = Callable[[int, int, int], int]
+
+
+def send_of(file: File) -> Send | None:
+    """How the system moves bytes of a file to a socket by itself; None: it cannot."""
+    send: Send | None = getattr(file, "send", None)
+    return send
+
+
+class FileRange(NamedTuple):
+    """`length` bytes of an open file, from `offset` on."""
+
+    file: File
+    offset: int
+    length: int
+
+
 class Lock(Protocol):
     def release(self) -> None: ...
 
@@ -47,7 +65,8 @@ class Lock(Protocol):
 class Filesystem(Protocol):
     """One directory tree.  A name is durable only after `sync_dir` of its parent."""
 
-    def create(self, path: str) -> File: ...  # fails if it exists
+    # Fails if it exists; `private`: for the eyes of the process's user only.
+    def create(self, path: str, *, private: bool = False) -> File: ...
     def open(self, path: str) -> File: ...  # read and write; fails if it does not exist
     def open_read(self, path: str) -> File: ...
     def exists(self, path: str) -> bool: ...
@@ -102,14 +121,16 @@ def read_file(fs: Filesystem, path: str) -> bytes:
         file.close()
 
 
-def write_file_durably(fs: Filesystem, path: str, buffers: Sequence[Buffer]) -> None:
+def write_file_durably(
+    fs: Filesystem, path: str, buffers: Sequence[Buffer], *, private: bool = False
+) -> None:
     """Create `path` with these bytes so that after return it survives a power loss.
 
     Written under a temporary name first, so that a crash leaves the old file or the new one.
     """
     temporary = f"{path}.tmp"
     fs.unlink(temporary)
-    file = fs.create(temporary)
+    file = fs.create(temporary, private=True) if private else fs.create(temporary)
     try:
         write_all(file, buffers, 0)
         file.sync()
@@ -155,6 +176,10 @@ class RealFile:
                 return None
             raise
         return bytes(target) if count == length else None
+
+    def send(self, descriptor: int, length: int, offset: int) -> int:
+        """Have the system move bytes to a socket; 0: the file ends at the offset."""
+        return os.sendfile(descriptor, self._fd, offset, length)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
@@ -212,9 +237,9 @@ class RealFilesystem:
         assert not path.startswith("/") and ".." not in path.split("/"), path
         return os.path.join(self.root, path) if path else self.root
 
-    def create(self, path: str) -> RealFile:
+    def create(self, path: str, *, private: bool = False) -> RealFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return RealFile(os.open(self._path(path), flags, 0o644), path)
+        return RealFile(os.open(self._path(path), flags, 0o600 if private else 0o644), path)
 
     def open(self, path: str) -> RealFile:
         return RealFile(os.open(self._path(path), os.O_RDWR | os.O_CLOEXEC), path)

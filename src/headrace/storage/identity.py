@@ -18,6 +18,8 @@ from headrace.core.errors import CorruptionError
 from headrace.storage.wal.frame import refuse_newer
 
 IDENTITY_PATH: Final = "meta/owner"
+# What a server keeps for itself beside its records; no tool reads it.
+OWN_FILES: Final = ("meta/subscription-keys",)
 FORMAT_VERSION: Final = 1
 _LINES = re.compile(rb"(headrace-directory (\d+)\n([0-9a-f]{32})\n)([0-9a-f]{16})\n")
 

@@ -234,8 +234,9 @@ class FaultFilesystem:
     def _do(self, operation: str, call: Callable[[], Result], *paths: str) -> Result:
         return _perform(self.plan.strike(operation, *paths), operation, paths[0], call)
 
-    def create(self, path: str) -> FaultFile:
-        return FaultFile(self._do("create", lambda: self.inner.create(path), path), self.plan)
+    def create(self, path: str, *, private: bool = False) -> FaultFile:
+        made = self._do("create", lambda: self.inner.create(path, private=private), path)
+        return FaultFile(made, self.plan)
 
     def open(self, path: str) -> FaultFile:
         return FaultFile(self._do("open", lambda: self.inner.open(path), path), self.plan)

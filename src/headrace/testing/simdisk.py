@@ -308,7 +308,7 @@ class SimDisk:
         if inode != DIRECTORY:
             raise disk_error(errno.ENOENT if inode is None else errno.ENOTDIR, path)
 
-    def create(self, path: str) -> SimFile:
+    def create(self, path: str, *, private: bool = False) -> SimFile:
         with self._mutex:
             if self._lookup(path) is not None:
                 raise disk_error(errno.EEXIST, path)

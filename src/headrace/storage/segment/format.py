@@ -16,6 +16,7 @@ import sys
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -125,6 +126,12 @@ def schema_of(optional: Iterable[str], tag_order: bool = True) -> pa.Schema:
     >>> schema_of({"tag"}).names[-2:]
     ['tag', 'tag_order']
     """
+    return _schema(frozenset(optional), tag_order)
+
+
+@cache
+def _schema(optional: frozenset[str], tag_order: bool) -> pa.Schema:
+    # To make one takes as long as to write a hundred rows.
     fields = []
     for name in columns_of_file(optional):
         if name in REQUIRED_TYPES:

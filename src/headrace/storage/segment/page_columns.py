@@ -17,11 +17,14 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from headrace.storage.block import Block, Rows
+from headrace.storage.record_headers import Header
 from headrace.storage.segment.columns import FIXED_WIDTHS
-from headrace.storage.segment.format import Column
+from headrace.storage.segment.columns import headers as headers_of_group
+from headrace.storage.segment.format import HEADER_TYPE, Column
 from headrace.storage.segment.from_blocks import Piece, batch_of_blocks, column_of_block
 from headrace.storage.segment.run import Run
 
+HEADERS = "headers"
 # Signed, because few programs have unsigned columns; no seq comes near the sign.
 _FIELDS: list[pa.Field[Any]] = [
     pa.field("seq", pa.int64(), nullable=False),
@@ -30,10 +33,11 @@ _FIELDS: list[pa.Field[Any]] = [
     pa.field("tag", pa.utf8()),
     pa.field("node", pa.utf8()),
     pa.field("meta", pa.binary()),
+    pa.field(HEADERS, HEADER_TYPE),
     pa.field("data", pa.binary(), nullable=False),
 ]
 PAGE_SCHEMA = pa.schema(_FIELDS)
-OPTIONAL = ("tag", "node", "meta")
+OPTIONAL = ("tag", "node", "meta", HEADERS)
 COLUMNS = frozenset(PAGE_SCHEMA.names)
 # A block with at least this many rows becomes a batch of its own, which needs no copy.
 LONG_ROWS_MIN = 256
@@ -44,6 +48,19 @@ class Source(Protocol):
 
     def read(self, offset: int, length: int, wait: bool = True) -> bytes | memoryview: ...
     def buffer(self, group: int, column: str, number: int) -> tuple[int, int]: ...
+
+
+class _CopyingSource:
+    """A source whose bytes are its reader's own."""
+
+    __slots__ = ("_source", "buffer")
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.buffer = source.buffer
+
+    def read(self, offset: int, length: int, wait: bool = True) -> bytes:
+        return bytes(self._source.read(offset, length, wait))
 
 
 def columns_of_blocks(pieces: Sequence[Piece]) -> list[pa.RecordBatch]:
@@ -80,8 +97,24 @@ def _columns_of_block(block: Block, start: int, stop: int) -> dict[str, Column]:
     }
     for name in OPTIONAL:
         kind = PAGE_SCHEMA.field(name).type
-        columns[name] = column_of_block(block, name, start, stop, kind)
+        if name != HEADERS:
+            columns[name] = column_of_block(block, name, start, stop, kind)
+        elif (found := block.headers(start, stop)) is not None:
+            columns[name] = headers_column(found)
     return columns
+
+
+def headers_column(rows: Sequence[Sequence[Header] | None]) -> Column:
+    """The headers of rows as one column.
+
+    >>> headers_column([[(b"k", b"v")], None]).to_pylist()
+    [[{'name': b'k', 'value': b'v'}], None]
+    """
+    pairs = [
+        None if row is None else [{"name": name, "value": value} for name, value in row]
+        for row in rows
+    ]
+    return pa.array(pairs, HEADER_TYPE)
 
 
 def columns_of_run(run: Run, start: int, stop: int, wait: bool = True) -> list[pa.RecordBatch]:
@@ -130,7 +163,17 @@ def rows_of_page(batch: pa.RecordBatch) -> Rows:
         optional("tag"),
         optional("node"),
         optional("meta"),
+        _header_pairs(batch.column(HEADERS)),
     )
+
+
+def _header_pairs(column: Any) -> list[Sequence[Header] | None] | None:
+    if column.null_count == len(column):
+        return None
+    return [
+        None if row is None else [(pair["name"], pair["value"]) for pair in row]
+        for row in column.to_pylist()
+    ]
 
 
 def payload_bytes(batch: pa.RecordBatch) -> int:
@@ -180,6 +223,9 @@ def columns_of_group(
             at, _ = source.buffer(group, name, 1)
             raw = source.read(at + width * a, width * (b - a), wait)
             columns[name] = _numbers(kind if name == "kind" else pa.int64(), raw)
+        elif name == HEADERS and has_column(run, name):
+            found = headers_of_group(_CopyingSource(source), group, a, b, wait)
+            columns[name] = headers_column(found)
         elif has_column(run, name):
             columns[name] = _values(source, group, name, kind, a, b, wait)
     return columns

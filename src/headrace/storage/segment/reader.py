@@ -32,7 +32,7 @@ from headrace.storage.segment.format import (
     schema_of,
 )
 
-# `verify` reads this many blocks at a time.
+# `verify` and `check` read this many blocks at a time.
 VERIFY_BLOCKS = 16
 # How many topics an error about a damaged block lists.
 AFFECTED_LISTED_MAX = 16
@@ -75,7 +75,7 @@ def find_meta(file: File) -> SegmentMeta:
 class Segment:
     """An open sealed file.  May be used from several threads."""
 
-    __slots__ = ("_cache", "_file", "_index", "_slots", "_stride", "meta", "problem")
+    __slots__ = ("_cache", "_file", "_index", "_slots", "_stride", "_verified", "meta", "problem")
 
     def __init__(self, meta: SegmentMeta, file: File, cache: BlockCache) -> None:
         self.meta = meta
@@ -85,6 +85,12 @@ class Segment:
         self.problem: CorruptionError | None = None  # why its rows cannot be found
         self._slots: dict[str, int] = {}
         self._stride = 0
+        self._verified = bytearray()  # a 1 for each block that was found right; since the index
+
+    @property
+    def file(self) -> File:
+        """What is open; nobody else closes it."""
+        return self._file
 
     def close(self) -> None:
         """Close the file and give its blocks' room in the cache to others."""
@@ -94,6 +100,7 @@ class Segment:
     def take_index(self, other: Segment) -> None:
         """The same file in another place: what is known of it need not be read again."""
         assert other.meta.file_id == self.meta.file_id
+        self._verified = bytearray(len(other._verified))  # these bytes are others
         self._slots, self._stride, self._index = other._slots, other._stride, other._index
 
     # The index
@@ -128,6 +135,7 @@ class Segment:
             raise self._corrupt(f"is not the file the snapshot lists: {found}")
         slots, count = buffer_slots(index.columns)
         self._slots, self._stride = slots, 2 + 2 * count
+        self._verified = bytearray(len(index.hashes))
         self._index = index  # last, for other threads
         return index
 
@@ -194,7 +202,22 @@ class Segment:
         bad = _first_bad(data, first, index)
         if bad is not None:
             raise self._damaged(bad)
+        self._verified[first:stop] = b"\1" * (stop - first)
         return data
+
+    def check(self, offset: int, length: int, wait: bool = True) -> None:
+        """Verify a range that is sent without being read here, once while the file is open."""
+        assert self.index(wait).footer_offset >= offset + length and length > 0, (offset, length)
+        first, stop = offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES + 1
+        verified = self._verified
+        at = verified.find(0, first, stop)
+        while at >= 0:
+            if not wait:
+                raise WouldBlock(self, at * BLOCK_BYTES, BLOCK_BYTES)
+            end = verified.find(1, at, min(at + VERIFY_BLOCKS, stop))
+            end = end if end >= 0 else min(at + VERIFY_BLOCKS, stop)
+            self.fetch(at, end, wait)
+            at = verified.find(0, end, stop)
 
     def verify(self) -> None:
         """Read and check every byte of the file, none of it from the cache."""

@@ -91,7 +91,7 @@ class Run:
         ((group, at, _),) = self.pieces(row, row + 1)
         offset, _ = self.segment.buffer(group, column, 1)
         value = self.segment.read(offset + 8 * at, 8, wait)
-        return int.from_bytes(value, "little", signed=column == "ts")
+        return int.from_bytes(value, "little", signed=column in ("ts", "arrived_ms"))
 
     # Places
 
@@ -116,6 +116,17 @@ class Run:
 
     def ts_at(self, row: int, wait: bool = True) -> int:
         return self._number("ts", row, wait)
+
+    def row_at_arrival(self, ms: int, wait: bool = True) -> int:
+        """The first row that arrived at this time or later; `count` if there is none."""
+        if self.arrived_at(0, wait) >= ms:
+            return 0
+        if self.arrived_at(self.count - 1, wait) < ms:
+            return self.count
+        return bisect_left(range(self.count), ms, key=lambda row: self.arrived_at(row, wait))
+
+    def arrived_at(self, row: int, wait: bool = True) -> int:
+        return self._number("arrived_ms", row, wait)
 
     # Sizes
 
@@ -158,6 +169,37 @@ class Run:
         """The columns that count as bytes of a record, and the width of their offsets."""
         has_meta = "meta" in self.segment.columns()
         return [("data", 8), ("meta", 4)] if has_meta else [("data", 8)]
+
+    def payload_ranges(
+        self, start: int, stop: int, bytes_max: int, wait: bool = True
+    ) -> tuple[int, list[tuple[int, int]]]:
+        """Where in the file the payloads of rows lie: (offset, length) of each stretch.
+
+        As many rows from `start` on as have at most `bytes_max`, but one at least; returned with
+        the row behind them.  The rows of a row group are one stretch, however they were appended.
+        """
+        segment, end = self.segment, start
+        ranges: list[tuple[int, int]] = []
+        for group, a, b in self.pieces(start, stop):
+            offsets_at, _ = segment.buffer(group, "data", 1)
+
+            def value_end(row: int, at: int = offsets_at) -> int:
+                return int.from_bytes(segment.read(at + 8 * row, 8, wait), "little")
+
+            low = value_end(a)
+            fits = bisect_right(range(a, b + 1), low + bytes_max, key=value_end) - 1
+            if not fits and end == start:
+                fits = 1
+            if not fits:
+                break
+            length = value_end(a + fits) - low
+            if length:
+                ranges.append((segment.buffer(group, "data", 2)[0] + low, length))
+            end += fits
+            bytes_max -= length
+            if fits < b - a:
+                break
+        return end, ranges
 
     # Rows
 

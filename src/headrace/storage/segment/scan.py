@@ -16,6 +16,7 @@ from headrace.storage.segment.columns import FIXED_WIDTHS
 from headrace.storage.segment.format import BLOCK_BYTES
 from headrace.storage.segment.page_columns import (
     COLUMNS,
+    HEADERS,
     PAGE_SCHEMA,
     columns_of_group,
     has_column,
@@ -64,8 +65,8 @@ class Group:
         wanted: list[_Stretch] = []
         partial = []
         for name in names:
-            if name == "seq" and self._run.dense:
-                continue
+            if (name == "seq" and self._run.dense) or name == HEADERS:
+                continue  # headers are read as they are needed: few records have them
             if name in FIXED_WIDTHS:
                 at, _ = self._place(name, 1)
                 width = FIXED_WIDTHS[name]

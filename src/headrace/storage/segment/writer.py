@@ -14,13 +14,14 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
 from operator import le, sub
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64
 
-from headrace.storage.fs import File, Filesystem, write_all
+from headrace.storage.fs import Buffer, File, Filesystem, write_all
 from headrace.storage.segment.format import (
     ARROW_MAGIC,
     BLOCK_BYTES,
@@ -44,11 +45,13 @@ from headrace.storage.segment.from_blocks import batch_of_blocks, optional_colum
 from headrace.storage.segment.group_columns import (
     assert_ordered,
     ints,
+    numbers,
     payload_offsets,
     row_offsets,
     tag_order,
     tagged_runs,
 )
+from headrace.storage.segment.message import MessageParts
 
 __all__ = ["ROW_GROUP_BYTES", "SegmentWriter", "batch_of_blocks", "optional_columns"]
 
@@ -88,7 +91,7 @@ class SegmentWriter:
         self._hints = (rows_hint, topics_hint, payload_bytes_hint)
         self._columns = columns
         self._group_bytes = group_bytes
-        self._schema: pa.Schema | None = None
+        self._opened: tuple[pa.Schema, MessageParts] | None = None
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
         self._group_first_rows = array("I", [0])
@@ -189,11 +192,14 @@ class SegmentWriter:
             batch = batch.append_column(
                 pa.field(TAG_ORDER, pa.uint32(), nullable=False), tag_order(batch)
             )
-        schema = self._start()
-        message = batch.serialize()
-        metadata_bytes = 8 + _U32.unpack_from(message, 4)[0]
-        self._messages.append((self._offset, metadata_bytes, message.size - metadata_bytes))
-        spans = [self._offset, message.size]
+        schema, messages = self._start()
+        head, buffers = messages.of(batch)
+        size = len(head) + sum(map(len, buffers))
+        # Arrow knows by the head alone where each buffer is: the rest of this stays as it is.
+        message = pa.allocate_buffer(size)
+        memoryview(message).cast("B")[: len(head)] = head
+        self._messages.append((self._offset, len(head), size - len(head)))
+        spans = [self._offset, size]
         parsed = pa.ipc.read_record_batch(message, schema)
         for column in parsed.columns:
             for buffer in column.buffers():
@@ -206,29 +212,30 @@ class SegmentWriter:
         assert len(spans) == 2 + 2 * buffer_slots(self._columns)[1], len(spans)
         self._spans.extend(spans)
         self._group_first_rows.append(self._group_first_rows[-1] + batch.num_rows)
-        self._write(memoryview(message))
+        self._write([head, *buffers])
 
-    def _start(self) -> pa.Schema:
-        """The file's schema; the first call writes the file's opening."""
-        if self._schema is None:
+    def _start(self) -> tuple[pa.Schema, MessageParts]:
+        """The file's schema, and its messages; the first call writes the file's opening."""
+        if self._opened is None:
             assert self._columns is not None and self._offset == 0
-            self._schema = schema_of(self._columns)
-            self._write(memoryview(ARROW_MAGIC + b"\0\0"))
-            self._write(memoryview(self._schema.serialize()))
-        return self._schema
+            schema = schema_of(self._columns)
+            self._opened = schema, MessageParts(schema)
+            self._write([ARROW_MAGIC + b"\0\0", memoryview(schema.serialize())])
+        return self._opened
 
-    def _write(self, data: memoryview) -> None:
+    def _write(self, parts: Sequence[Buffer]) -> None:
         """Append to the file, hashing each block as it fills."""
         assert self._file is not None
-        write_all(self._file, [data], self._offset)
-        at = 0
-        while at < len(data):
-            take = min(BLOCK_BYTES - self._offset % BLOCK_BYTES, len(data) - at)
-            self._hasher.update(data[at : at + take])
-            self._offset += take
-            at += take
-            if self._offset % BLOCK_BYTES == 0:
-                self._end_block()
+        write_all(self._file, parts, self._offset)
+        for part in parts:
+            data, at = memoryview(part), 0
+            while at < len(data):
+                take = min(BLOCK_BYTES - self._offset % BLOCK_BYTES, len(data) - at)
+                self._hasher.update(data[at : at + take])
+                self._offset += take
+                at += take
+                if self._offset % BLOCK_BYTES == 0:
+                    self._end_block()
 
     def _end_block(self) -> None:
         self._hashes.append(self._hasher.intdigest())
@@ -241,15 +248,16 @@ class SegmentWriter:
         ends = ints(runs.run_ends)
         starts = [0, *ends[:-1]]
         assert_ordered(batch, topic_ids, starts)
-        firsts = pa.array(starts, pa.int64())
-        lasts = pc.subtract(pa.array(ends, pa.int64()), 1)
-        bounds = pa.array([0, *ends], pa.int64())
-        sizes = ints(payload_offsets(batch).take(bounds))
-        first_seqs = ints(batch.column("seq").take(firsts))
-        last_seqs = ints(batch.column("seq").take(lasts))
+        lasts = [end - 1 for end in ends]
+        bounds = [0, *ends]
+        before_row = numbers(payload_offsets(batch))
+        sizes = [before_row[bound] for bound in bounds]
+        seqs, stamps = numbers(batch.column("seq")), numbers(batch.column("ts"))
+        first_seqs = [seqs[row] for row in starts]
+        last_seqs = [seqs[row] for row in lasts]
         # Within a topic ts never goes back, so that its ends are its extremes.
-        min_ts = ints(batch.column("ts").take(firsts))
-        max_ts = ints(batch.column("ts").take(lasts))
+        min_ts = [stamps[row] for row in starts]
+        max_ts = [stamps[row] for row in lasts]
         tagged = tagged_runs(batch, bounds)
         assert all(map(le, min_ts, max_ts)), topic_ids[:4]
         d = self._directory
@@ -281,15 +289,15 @@ class SegmentWriter:
         assert self.rows > 0, "a segment without rows: abort it instead"
         if self._pending:
             self._flush_group()
-        self._write(memoryview(_END_OF_STREAM))
+        self._write([_END_OF_STREAM])
         footer_offset = self._offset
         if footer_offset % BLOCK_BYTES:
             self._end_block()
         index = self._index(footer_offset)
         raw = encode_index(index)
-        assert self._schema is not None
+        assert self._opened is not None
         footer = _arrow_footer(
-            self._schema, self._messages, {INDEX_KEY: b"%d %d" % (footer_offset, len(raw))}
+            self._opened[0], self._messages, {INDEX_KEY: b"%d %d" % (footer_offset, len(raw))}
         )
         tail = raw + footer
         write_all(self._file, [tail], footer_offset)

@@ -25,7 +25,7 @@ from headrace.storage.snapshot.state import Scalars, SnapshotChange, SnapshotSta
 
 MAGIC = b"HRSNAPSH"  # on disk: never change
 MAGIC_END = b"HRSNAPND"  # on disk: never change
-VERSION = 2  # 1 is read, too
+VERSION = 4  # 1 to 3 are read, too
 
 # Kinds of snapshot.  On-disk values: never change one.
 FULL, DELTA = 1, 2

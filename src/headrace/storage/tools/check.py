@@ -23,17 +23,17 @@ from headrace.core.errors import (
 from headrace.storage.files.store import DirectoryStore, Store
 from headrace.storage.files.tier import SEGMENT_NAME, Tiers, read_owner
 from headrace.storage.fs import Filesystem, read_exact, read_file
-from headrace.storage.identity import IDENTITY_PATH, decode_identity
+from headrace.storage.identity import IDENTITY_PATH, OWN_FILES, decode_identity
 from headrace.storage.segment.format import SegmentMeta
 from headrace.storage.snapshot.chains import read_latest, snapshot_path
 from headrace.storage.snapshot.format import decode
 from headrace.storage.snapshot.key_files import read_keys
 from headrace.storage.snapshot.state import SnapshotState
 from headrace.storage.tools.check_log import LogExaminer
-from headrace.storage.tools.check_segments import examine_segment
+from headrace.storage.tools.check_segments import SegmentState, examine_segment
 from headrace.storage.tools.examination import REPAIR_FIX, Examination
 from headrace.storage.tools.findings import Finding, Progress, Report, silent
-from headrace.storage.tools.lost_seqs import Lost, Range, missing_seqs
+from headrace.storage.tools.lost_seqs import Lost, Range, line_of, missing_seqs
 from headrace.storage.wal.file import discover
 from headrace.storage.wal.mark import marked_directory
 
@@ -146,7 +146,13 @@ class _Examiner:
                     covered[topic_id] += ranges
         if not any(segment.unreachable for segment in found.segments.values()):
             for topic_id, topic in state.topics.items():
-                missing = missing_seqs(topic, covered[topic_id])
+                held = [
+                    (first, min(last, to))
+                    for owner_id, to in line_of(state.topics, topic_id)
+                    for first, last in covered[owner_id]
+                    if first <= to
+                ]
+                missing = missing_seqs(topic, held)
                 if missing:
                     found.lost[topic_id] = missing
         self._say_segments(state)
@@ -167,7 +173,7 @@ class _Examiner:
             elif segment.problem:
                 lost = [
                     Lost(state.topics[topic_id].name, topic_id, first, last)
-                    for topic_id in [t for t in left if segment.may_hold(t)]
+                    for topic_id in [t for t in left if self._may_hold(segment, t)]
                     for first, last in left.pop(topic_id)
                 ]
                 kept = f"; {segment.rows_kept} of {segment.meta.rows} records can be kept"
@@ -185,6 +191,12 @@ class _Examiner:
             text = "live records are in none of the files the snapshot lists"
             found.add("error", "records_missing", snapshot_path(state.number), text,
                       fix=REPAIR_FIX, lost=lost)  # fmt: skip
+
+    def _may_hold(self, segment: SegmentState, topic_id: int) -> bool:
+        """Whether lost records of a topic, inherited ones too, may have been in a file."""
+        state = self._found.state
+        assert state is not None
+        return any(segment.may_hold(owner_id) for owner_id, _ in line_of(state.topics, topic_id))
 
     def _older_segments(self, state: SnapshotState) -> None:
         """Files that only the snapshot before the newest lists: its fallback needs them."""
@@ -275,7 +287,7 @@ class _Examiner:
         elif not (
             segment
             or key
-            or path == IDENTITY_PATH
+            or path in (IDENTITY_PATH, *OWN_FILES)
             or marked_directory(path)
             or _SNAPSHOT.fullmatch(name)
             or _WAL.fullmatch(name)

@@ -8,12 +8,13 @@ becomes a gap of the topic, and a reader that comes across it gets a tombstone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 from pyroaring import BitMap64
 
+from headrace.core.limits import seq_max
 from headrace.storage.block import ENTRY_APPEND
 from headrace.storage.block import HEADER as APPEND
 from headrace.storage.seq_ranges import ranges_of
@@ -83,7 +84,6 @@ def base_of(state: TopicState) -> int:
         state.evict_floor_crash,
         state.trim_floor,
         state.delete_floor,
-        state.parent_to,
     )
 
 
@@ -116,6 +116,15 @@ def missing_seqs(state: TopicState, covered: Iterable[Range]) -> list[Range]:
             missing += live_ranges(state, at, min(first - 1, state.sealed_to))
         at = max(at, last + 1)
     return missing
+
+
+def line_of(topics: Mapping[int, TopicState], topic_id: int) -> Iterator[tuple[int, int]]:
+    """Whose rows a topic's records are, and up to which seq: itself, and all it descends from."""
+    topic, last = topics.get(topic_id), seq_max
+    while topic is not None:
+        yield topic.id, last
+        last = min(last, topic.parent_to)
+        topic = topics.get(topic.parent_id)
 
 
 def lose(state: TopicState, lost: Sequence[Range], live_bytes: int) -> TopicState:
@@ -221,7 +230,7 @@ class LogHeads:
 
     def _create(self, topic_id: int, create: TopicCreate) -> None:
         if topic_id >= self._known_below and topic_id not in self._heads:
-            self._heads[topic_id] = 0
+            self._heads[topic_id] = create.parent_to
             self.names[topic_id] = create.name
             self._class(topic_id, create.config)
 

@@ -18,7 +18,7 @@ from headrace.core.errors import UnsupportedFormat
 from headrace.storage.block import ENTRY_APPEND
 
 # Never change a value below: it is part of the persistent format.
-FORMAT_VERSION: Final = 2  # 1 is read, too
+FORMAT_VERSION: Final = 4  # 1 to 3 are read, too
 FILE_MAGIC: Final = b"HRWALOG\0"
 BATCH_MAGIC: Final = b"HRWB"
 PAGE_BYTES: Final = 4096  # file header, and the boundary on which each sync group starts
@@ -102,6 +102,20 @@ class Control(msgspec.Struct, array_like=True, frozen=True):
     """Base of what control entries carry, as msgpack arrays: fields are only ever added."""
 
 
+class Inherited(Control, frozen=True):
+    """Which of the seqs that a fork inherits were alive in its parent, as a snapshot says it."""
+
+    cap_floor: int = 0
+    ttl_floor: int = 0
+    crash_floor: int = 0
+    trim_floor: int = 0
+    delete_floor: int = 0
+    holes: bytes = b""
+    gaps: list[tuple[int, int]] = []
+    trims: list[tuple[int, int]] = []
+    last_ts: int = 0
+
+
 class TopicCreate(Control, frozen=True):
     name: str
     epoch: int
@@ -111,6 +125,7 @@ class TopicCreate(Control, frozen=True):
     parent_id: int = 0
     parent_to: int = 0
     state: bytes = b""
+    inherited: Inherited | None = None  # of a fork
 
 
 class TopicConfig(Control, frozen=True):

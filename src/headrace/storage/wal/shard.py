@@ -81,6 +81,7 @@ class WalShard:
         self._pending_sync = False  # some pending commit waits for one
         self._pending_own = False  # some pending commit needs one that begins after it is written
         self._flush_asked = False
+        self._flush_after_sync = False  # something pending waits for the sync that is running
         self.delayed_flush = DelayedFlush(runtime, self.flush)
         self._idle_since_ns = 0  # when the last sync left nothing to do
         self._close_asked = False  # a timer looks whether the last window is to be closed
@@ -156,9 +157,12 @@ class WalShard:
         """
         # One that joins the group after the sync that is running needs no flush of its own.
         joins = commit.needs_sync and self.syncs.running and not follows
-        if not flushes and not self._flush_asked and not (joins and not self._pending_now):
-            self._runtime.soon(self.flush)
-            self._flush_asked = True
+        if not flushes and not self._flush_asked:
+            if joins and not self._pending_now:
+                self._flush_after_sync = True
+            else:
+                self._runtime.soon(self.flush)
+                self._flush_asked = True
         self._pending.append(commit)
         self.pending_bytes += sum(map(len, commit.entries))
         self.depth += len(commit.entries)
@@ -176,10 +180,12 @@ class WalShard:
         if not commits:
             return
         if self.syncs.running and not self._pending_now and not self._closed:
+            self._flush_after_sync = True
             return
         some_wait, some_sync = self._pending_sync, self._pending_own
         self._pending = []
         self._pending_now = self._pending_sync = self._pending_own = False
+        self._flush_after_sync = False
         self.depth_peak = max(self.depth_peak, self.depth)
         self.pending_bytes = self.depth = 0
         started = self._runtime.clock.monotonic_ns()
@@ -195,6 +201,8 @@ class WalShard:
         if waiting and self._poison is None:
             # Before anything is settled: what settling stages has to come after these.
             self._waiting.append((target, write_ns, started + write_ns, waiting))
+            if some_sync:
+                self.syncs.join()
         elif waiting:
             self._settle(waiting, unknown_outcome(self._poison or OSError()))
         now = [commit for commit in written if not commit.needs_sync] if some_wait else written
@@ -345,7 +353,8 @@ class WalShard:
         self.after_settling()
         if self._closed:
             return
-        if self._pending and not self._flush_asked:
+        # What waits on purpose, for room in memory, waits on (`delayed_flush`).
+        if self._flush_after_sync and not self._flush_asked:
             self._flush_asked = True
             self._runtime.soon(self.flush)
         if self._waiting:

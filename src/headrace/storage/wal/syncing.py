@@ -5,6 +5,8 @@ Only this file decides when the log is synced and in which thread.  The rules it
 * at most one sync is asked for or runs; what is written meanwhile is for the next one;
 * a sync that nobody waits for is put off, and cut short by one that somebody waits for;
 * a window holds up those that somebody waits for, so that more can join them (0: not at all);
+* without a window they wait for the turns that still bring more (`gathering.py`), unless there is
+  nothing more to come;
 * syncs run in a lane, while the loop works on.  For a lone commit, with nothing else to do and a
   disk that is quick, the loop syncs itself: two hand-overs between threads cost as much again.
 
@@ -21,6 +23,7 @@ from headrace.core.limits import KIB
 from headrace.core.runtime import Runtime, Thunk
 from headrace.core.telemetry import LATENCY_NS, SECONDS_PER_NS, Histogram
 from headrace.storage.wal.batch_writer import BatchWriter, SyncGroup
+from headrace.storage.wal.gathering import Gathering
 
 # Upper bounds of the histogram of sync times, in microseconds.
 SYNC_MICROS = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
@@ -101,11 +104,12 @@ class LogSyncs:
         self._heard = heard
         self._interval_ms = interval_ms
         self._choice = InlineChoice(inline_us_max * NS_PER_US)
+        self._gathering = Gathering(runtime, self._begin)
 
     @property
     def running(self) -> bool:
         """Whether what is written now has to wait for the sync after this one."""
-        return self.asked and self._hurry is None
+        return self.asked and self._hurry is None and not self._gathering.is_open
 
     def want(self, *, urgent: bool, lone: bool = False) -> None:
         """Sync what is written: soon, or if it is urgent as soon as the window allows.
@@ -113,28 +117,49 @@ class LogSyncs:
         `lone`: one commit waits for it and nothing was settled in this turn, so that it may be
         done before this returns.
         """
-        if self.asked:
-            if urgent and self._hurry is not None and not self._windowed:
-                if self._open_window():
-                    self._runtime.later(self.window_ms, self._hurry)
-                    return
-                self._hurry()
-                self._hurry = None
-            return
-        self.asked = True
-        if urgent and not self._open_window():
-            group = self._writer.begin_sync()
-            if lone and self._is_quick(group) and self._runtime.idle():
-                self._sync_inline(group)
+        if not urgent:
+            if not self.asked:
+                self.asked = True
+                self._put_off(self._interval_ms)
+        elif not self.asked:
+            self.asked = True
+            if self._open_window():
+                self._put_off(self.window_ms)
+            elif lone and self._runtime.idle():
+                group = self._writer.begin_sync()
+                if self._is_quick(group):
+                    self._sync_inline(group)
+                else:
+                    self._submit(group)
             else:
-                self._runtime.submit(self._lane, lambda: self._sync(group), self._done)
+                self._gathering.open()
+        elif self._hurry is not None and not self._windowed and not self._gathering.is_open:
+            if self._open_window():
+                self._runtime.later(self.window_ms, self._hurry)
+            elif lone and self._runtime.idle():
+                self._begin()
+            else:
+                self._gathering.open()
+
+    def join(self) -> None:
+        """Say that one more waits for the next sync, so that it may be worth to wait for others."""
+        self._gathering.join()
+
+    def _put_off(self, delay_ms: int) -> None:
+        self._hurry = self._runtime.submit_after(
+            delay_ms, self._lane, lambda: self._sync(self._writer.begin_sync()), self._done
+        )
+
+    def _begin(self) -> None:
+        """Sync in the lane now, with what was put off if there is any."""
+        if self._hurry is not None:
+            self._hurry()
+            self._hurry = None
         else:
-            self._hurry = self._runtime.submit_after(
-                self.window_ms if urgent else self._interval_ms,
-                self._lane,
-                lambda: self._sync(self._writer.begin_sync()),
-                self._done,
-            )
+            self._submit(self._writer.begin_sync())
+
+    def _submit(self, group: SyncGroup) -> None:
+        self._runtime.submit(self._lane, lambda: self._sync(group), self._done)
 
     def here(self) -> None:
         """Sync what is written now, in this thread.  The lane must be idle."""
@@ -174,7 +199,7 @@ class LogSyncs:
             failure = error  # nothing may come between that could be interrupted in turn
         except BaseException:
             # A signal ends what the program was doing, and not what somebody waits for.
-            self._runtime.submit(self._lane, lambda: self._sync(group), self._done)
+            self._submit(group)
             raise
         self.inline_total += 1
         held_up = not self._runtime.idle()  # before anybody hears, and has the loop do more
@@ -190,6 +215,7 @@ class LogSyncs:
         windowed, self._windowed = self._windowed, False
         self.windows_total += windowed
         self.asked, self._hurry = False, None
+        self._gathering.end()  # one that was put off may have come before it
         if error is not None:
             self._heard(error if isinstance(error, OSError) else OSError(str(error)))
             return
