@@ -21,6 +21,7 @@ from headrace.engine.lifetime import EngineLifetime
 from headrace.engine.reading.durable_wait import synced
 from headrace.engine.reading.page import Page
 from headrace.engine.reading.page_rows import ReadRequest
+from headrace.engine.reading.payload_ranges import PayloadRanges
 from headrace.engine.removal.deleting import TagMatch
 from headrace.engine.state import failed
 from headrace.engine.topics.config import TopicConfig, make_config
@@ -101,12 +102,12 @@ class Engine(EngineLifetime):
         """The topic of this name, live or being created, or None."""
         return self._state.find(name)
 
-    def topic_names(self, prefix: str = "") -> Iterator[str]:
-        """The names that start with `prefix`, in order.
+    def topic_names(self, prefix: str = "", after: str = "") -> Iterator[str]:
+        """The names that start with `prefix`, in order, from beyond the name `after` on.
 
         Nothing may be created or deleted while it is iterated.
         """
-        return self._state.topics.names_after("", prefix)
+        return self._state.topics.names_after(after, prefix)
 
     def touch(self, topic: str | Topic) -> None:
         """Note that a topic is consumed now, by a read, a look at its state or a delivery."""
@@ -199,6 +200,15 @@ class Engine(EngineLifetime):
         once.  It counts for the priority of the topic, as `touch` does.
         """
         return self._reader.consume(name, request)
+
+    def payload_ranges(
+        self, name: str, request: ReadRequest, sealed_bytes_max: int
+    ) -> PayloadRanges | Ticket[PayloadRanges | None] | None:
+        """The payloads behind a seq as ranges of sealed files, for answers that are sent as bytes.
+
+        None: `consume` a page instead.  As there, the request is checked already.
+        """
+        return self._reader.payload_ranges(name, request, sealed_bytes_max)
 
     def wait(self, name: str, after_seq: int) -> Ticket[None]:
         """Done when there is a record beyond `after_seq`, or the topic is gone."""

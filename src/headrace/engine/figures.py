@@ -74,6 +74,20 @@ class Figures:
         return self._state.totals.queues if self.ready else 0
 
     @property
+    def streams(self) -> int:
+        """Topics that are streams, without those that are kept for their forks alone."""
+        totals = self._state.totals
+        return totals.streams - totals.soft_deleted if self.ready else 0
+
+    @property
+    def stream_forks(self) -> int:
+        return self._state.totals.forks if self.ready else 0
+
+    @property
+    def streams_soft_deleted(self) -> int:
+        return self._state.totals.soft_deleted if self.ready else 0
+
+    @property
     def leases(self) -> int:
         """Jobs that are leased."""
         return self._queues.leases if self.ready else 0

@@ -19,6 +19,7 @@ from headrace.core.settings import Settings
 from headrace.core.thread_runtime import LoopRuntime, ThreadRuntime
 from headrace.engine.appending.append import Appender
 from headrace.engine.figures import Figures
+from headrace.engine.own_files import OwnFiles
 from headrace.engine.queues.operations import Queues
 from headrace.engine.reading.manifest import Manifests
 from headrace.engine.reading.read import Reader
@@ -31,6 +32,7 @@ from headrace.engine.routers.operations import Routers
 from headrace.engine.sealing.checkpointer import Checkpointer
 from headrace.engine.sealing.sealed_files import SealedFiles
 from headrace.engine.state import EngineState
+from headrace.engine.streams.operations import Streams
 from headrace.engine.topics.lifecycle import Lifecycle
 from headrace.engine.topics.topic import Topic
 from headrace.storage.files.merge_policy import MergePolicy
@@ -73,6 +75,7 @@ class EngineLifetime:
         self._router_directory = RouterDirectory(state)
         self.routers = Routers(state, self._lifecycle, self._router_directory)
         self.queues = Queues(state, self._appender, self._reader)
+        self.streams = Streams(state, self._lifecycle, self._appender)
         self._files = SealedFiles(state, self._store, policy or _policy(self.settings))
         self._checkpointer = Checkpointer(state, self._files)
         self.manifests = Manifests(state, self._files)
@@ -82,6 +85,7 @@ class EngineLifetime:
         self.figures = Figures(
             state, self._startup, self._router_directory, self.queues, self._checkpointer
         )
+        self.own_files: Final = OwnFiles(fs, runtime)
         self.clock: Final = state.clock  # engine time
         self.random: Final = state.random
         self.turns: Final = state.turns  # live delivery and background work
@@ -154,6 +158,7 @@ class EngineLifetime:
         """Take requests, and begin what happens by itself; on the loop thread."""
         self._state.go_live()
         self.queues.resume()
+        self.streams.start()
         self._checkpointer.start_watching()
         self._router_directory.start()
         self._watch_clock()
@@ -202,9 +207,9 @@ class EngineLifetime:
             return
         self._closed = True
         state = self._state
+        state.throttle.stop()  # first: what it puts off is for turns that do not come any more
         self._router_directory.finish()
         state.begin_closing()
-        state.throttle.stop()
         try:
             if state.ready:
                 self.flush()

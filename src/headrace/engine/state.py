@@ -35,6 +35,8 @@ from headrace.engine.removal.row_fetches import RowFetches
 from headrace.engine.scheduling.throttle import Throttle
 from headrace.engine.scheduling.turns import Turns
 from headrace.engine.sealed_blocks import SealedBlocks
+from headrace.engine.streams.expiry import StreamExpiry
+from headrace.engine.streams.staged import StagedStreams
 from headrace.engine.topics.directory import TopicDirectory
 from headrace.engine.topics.loading import LoadingTopics
 from headrace.engine.topics.sealed_rows import Sealed
@@ -87,6 +89,8 @@ class EngineState:
         self.catalog = Catalog()
         self.keys = KeyIndex(settings.idempotency_entries_max)
         self.producer_memory = ProducerMemory(settings)
+        self.staged_streams = StagedStreams()
+        self.expiry = StreamExpiry(self.clock)  # of streams
         self.turns = Turns(runtime)  # live delivery and background work
         self.throttle = Throttle(self, self.turns)
         self.archive: Archive | None = None  # keeps what topics with `cold_reads` let go
@@ -180,7 +184,7 @@ class EngineState:
         if self.loading:
             self.loading.refuse(name)
         topic = self.topics.find(name)
-        if topic is None or not topic.live:
+        if topic is None or not topic.live or (topic.stream and self.expiry.hides(topic)):
             raise TopicNotFound.named(name)
         return topic
 
@@ -194,6 +198,8 @@ class EngineState:
         topic.end()
         self.keys.forget_topic(topic.id)
         self.producer_memory.forget_topic(topic)
+        self.expiry.forget(topic)
+        self.release_inherited(topic)
         topic.wake_waiters()
 
     def on_topic_created(self, listener: Callable[[Topic], None]) -> None:
@@ -318,9 +324,15 @@ class EngineState:
         *,
         needs_sync: bool,
         done: Callable[[HeadraceError | None], None] = lambda _error: None,
+        behind: bytes = b"",
     ) -> None:
-        """Stage a control entry of a topic; `done` hears when its class is met."""
+        """Stage a control entry of a topic; `done` hears when its class is met.
+
+        `behind`: another entry of the topic that is in the same commit, records for example.
+        """
         commit = ControlCommit(encode_control(kind, topic.id, control), needs_sync, done)
+        if behind:
+            commit.entries = (*commit.entries, behind)
         self.shard_of(topic.id).stage(commit)
 
     # Memory
@@ -330,6 +342,15 @@ class EngineState:
         topic.recount()
         topic.mark_changed()
         self.drop_dead_blocks(topic)
+        if topic.parent is not None and topic.releases():
+            self.release_inherited(topic)
+
+    def release_inherited(self, topic: Topic) -> None:
+        """Let go of what was kept for a fork that has removed it, or is gone."""
+        for ancestor in topic.ancestors():
+            if ancestor.live:
+                ancestor.mark_changed()
+                self.drop_dead_blocks(ancestor)
 
     def drop_dead_blocks(self, topic: Topic) -> None:
         """Drop the dead blocks of a topic from memory, unless a replay may want them."""

@@ -6,7 +6,10 @@ runs before anything is changed.  The order is that of the native API.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import islice
+from operator import le
+from typing import Final
 
 import msgspec
 
@@ -17,10 +20,18 @@ from headrace.core.errors import (
     Throttled,
     TopicFull,
 )
-from headrace.core.limits import is_seq, producer_id_bytes_max, seq_max
+from headrace.core.limits import (
+    MIB,
+    is_seq,
+    own_topic_prefix,
+    producer_id_bytes_max,
+    seq_max,
+    timestamp_max,
+)
 from headrace.core.settings import Settings
 from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.state import EngineState
+from headrace.engine.streams.spec import StreamWrite
 from headrace.engine.topics.config import TopicConfig
 from headrace.engine.topics.topic import Topic
 from headrace.storage.block import (
@@ -34,12 +45,14 @@ from headrace.storage.block import (
     JsonPayloads,
 )
 
+# How far commands may go beyond the quota of all topics: one of them may be what makes room.
+COMMANDS_BYTES_BEYOND: Final = 1 * MIB
 _KINDS = frozenset({KIND_JSON, KIND_BYTES, KIND_COMMAND})
 _PAYLOAD_TYPES = frozenset({bytes, msgspec.Raw})
 _META_TYPES = frozenset({bytes, msgspec.Raw, type(None)})
 
 
-class Append(NamedTuple):
+class Append(msgspec.Struct, frozen=True, gc=False):
     """The conditions of an append, beside its records."""
 
     config: TopicConfig | None = None
@@ -50,25 +63,32 @@ class Append(NamedTuple):
     state: bytes | None = None  # dialect state, replaced in the same commit
     disable_backpressure: bool = False  # do not refuse it under pressure
     trusted: bool = False  # a copy of stored records: the limits of a request do not apply
+    stream: StreamWrite | None = None  # of a dialect's append to a stream
 
 
 PLAIN = Append()
 
 
-# A batch, or one JSON record that has nothing but data, as most appends do.
-Records = AnyBatch | msgspec.Raw
+# A batch, or one record that has nothing but data, as most appends do: JSON, or plain bytes.
+Records = AnyBatch | msgspec.Raw | bytes
+_RECORD: Final = (msgspec.Raw, bytes)
 
 
 def rows_of(records: Records) -> int:
     """How many records there are."""
-    return 1 if type(records) is msgspec.Raw else records.rows
+    return 1 if isinstance(records, _RECORD) else records.rows
+
+
+def is_command(records: Records) -> bool:
+    """Whether all records are commands of a dialect."""
+    return isinstance(records, Batch) and records.kind == KIND_COMMAND
 
 
 def check_batch(settings: Settings, batch: Records, how: Append) -> int:
     """Refuse what no topic could take; returns the bytes of data and meta."""
-    if isinstance(batch, msgspec.Raw):
+    if isinstance(batch, _RECORD):
         if how is not PLAIN:
-            _check_conditions(settings, how)
+            check_conditions(settings, how)
         size = len(batch)
         if size > settings.record_bytes_max:
             _check_largest(settings, size)
@@ -76,7 +96,7 @@ def check_batch(settings: Settings, batch: Records, how: Append) -> int:
     if isinstance(batch, ColumnBatch):
         # Its records were checked as it was made (`arrow_batch.py`).
         if how is not PLAIN:
-            _check_conditions(settings, how)
+            check_conditions(settings, how)
         return batch.bytes
     if isinstance(batch, JsonPayloads):
         _check_count(settings, batch.rows)
@@ -84,7 +104,7 @@ def check_batch(settings: Settings, batch: Records, how: Append) -> int:
         if size > settings.record_bytes_max:  # else no record is larger
             _check_largest(settings, max(map(len, batch.data)))
         if how is not PLAIN:
-            _check_conditions(settings, how)
+            check_conditions(settings, how)
         return size
     if how is not PLAIN and how.trusted:
         return _size(batch)
@@ -99,7 +119,7 @@ def check_batch(settings: Settings, batch: Records, how: Append) -> int:
     if not plain or kinds is not None or stamps is not None:
         _check_columns(batch, settings.tag_bytes_max, settings.node_bytes_max)
     if how is not PLAIN:
-        _check_conditions(settings, how)
+        check_conditions(settings, how)
     return size
 
 
@@ -201,29 +221,43 @@ def _check_header(header: object) -> None:
         raise InvalidRequest(f"header {header!r}", fix="send a pair of bytes: name, value")
 
 
-def _check_timestamps(stamps: object) -> None:
-    previous = 0
-    for stamp in stamps:  # type: ignore[attr-defined]
-        check_seq("timestamp", stamp)
-        if stamp < previous:
-            raise InvalidRequest(
-                f"timestamp {stamp} after {previous}", fix="send timestamps in ascending order"
-            )
-        previous = stamp
+def _check_timestamps(stamps: Sequence[int]) -> None:
+    if set(map(type, stamps)) != {int}:
+        raise InvalidRequest("a timestamp is no number", fix="send milliseconds since 1970")
+    first, last = stamps[0], stamps[-1]
+    if not all(map(le, stamps, islice(stamps, 1, None))):
+        raise InvalidRequest("a timestamp goes back", fix="send timestamps in ascending order")
+    check_timestamp(first)
+    check_timestamp(last)
 
 
-def _check_conditions(settings: Settings, how: Append) -> None:
-    if how.idempotency_key is not None:
-        _check_text("idempotency_key", how.idempotency_key, settings.idempotency_key_bytes_max)
-    if how.expected_head_seq is not None:
-        check_seq("expected_head_seq", how.expected_head_seq)
-    if how.state is not None and not isinstance(how.state, bytes):
-        raise InvalidRequest(f"state is {how.state!r}", fix="send bytes")
-    if how.producer is not None:
-        if not isinstance(how.producer, ProducerClaim):
-            raise InvalidRequest(f"producer is {how.producer!r}", fix="send a ProducerClaim")
-        id, epoch, sequence = how.producer
+def check_timestamp(value: object) -> None:
+    """Refuse what cannot be the timestamp of a record."""
+    if type(value) is not int or not 0 <= value <= timestamp_max:
+        fix = f"send a number from 0 to {timestamp_max}"
+        raise InvalidRequest(f"timestamp is {value!r}", fix=fix)
+
+
+def check_conditions(settings: Settings, how: Append) -> None:
+    """Refuse conditions that make no sense."""
+    key, producer, expected, state = (
+        how.idempotency_key, how.producer, how.expected_head_seq, how.state
+    )  # fmt: skip
+    if key is not None:
+        _check_text("idempotency_key", key, settings.idempotency_key_bytes_max)
+    if expected is not None:
+        check_seq("expected_head_seq", expected)
+    if state is not None and not isinstance(state, bytes):
+        raise InvalidRequest(f"state is {state!r}", fix="send bytes")
+    if producer is None:
+        return
+    if not isinstance(producer, ProducerClaim):
+        raise InvalidRequest(f"producer is {producer!r}", fix="send a ProducerClaim")
+    id, epoch, sequence = producer
+    # Those of nearly all need no closer look.
+    if type(id) is not str or not id.isascii() or not 0 < len(id) <= producer_id_bytes_max:
         _check_text("producer id", id, producer_id_bytes_max, low=1)
+    if not (type(epoch) is int is type(sequence) and 0 <= (epoch | sequence) <= seq_max):
         check_seq("producer epoch", epoch)
         check_seq("producer sequence", sequence)
 
@@ -266,11 +300,12 @@ def refuse_closed(topic: Topic) -> None:
     )
 
 
-def check_room(state: EngineState, topic: Topic, rows: int, size: int) -> None:
+def check_room(state: EngineState, topic: Topic, batch: Records, size: int) -> None:
     """Refuse a batch for which this topic, or the engine, has no room now.
 
     The caller has applied the topic's caps and TTL.
     """
+    rows = rows_of(batch)
     config = topic.config
     if config.discard == "reject":
         refuse_oversized(topic.name, config, rows, size)
@@ -290,7 +325,8 @@ def check_room(state: EngineState, topic: Topic, rows: int, size: int) -> None:
                     "earliest_seq": topic.earliest_seq,
                 },
             )
-    check_quota(state, size)
+    if not topic.name.startswith(own_topic_prefix):  # which have bounds of their own
+        check_quota(state, size - (COMMANDS_BYTES_BEYOND if is_command(batch) else 0))
     if topic.staged + rows > seq_max:
         raise TopicFull(f"{topic.name!r} has no seq left", fix="delete and recreate the topic")
 

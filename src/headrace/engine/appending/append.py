@@ -13,41 +13,33 @@ from collections.abc import Sequence
 import msgspec
 
 from headrace.core.errors import HeadMismatch, OutOfResources
-from headrace.core.limits import seq_max
-from headrace.core.runtime import Ticket
+from headrace.core.limits import own_topic_prefix, seq_max
 from headrace.engine.appending.admission import (
     PLAIN,
     Append,
     Records,
     check_batch,
+    check_conditions,
     check_quota,
     check_room,
     refuse_closed,
     refuse_oversized,
     rows_of,
 )
-from headrace.engine.appending.append_block import NOTHING_BESIDE, beside_of, encode_append
+from headrace.engine.appending.append_block import SINGLE_KINDS, encode_append, sidecar_of
 from headrace.engine.appending.gathered_appends import GatheredAppends
-from headrace.engine.appending.idempotency import digest
-from headrace.engine.appending.pending_append import (
-    Answered,
-    Appended,
-    Beside,
-    PendingAppend,
-)
-from headrace.engine.appending.producers import (
-    ProducerClaim,
-    admit_producer,
-    refuse_new_producer,
-)
+from headrace.engine.appending.pending_append import Answered, PendingAppend
+from headrace.engine.appending.producers import admit_producer
+from headrace.engine.appending.repeats import Repeats
 from headrace.engine.removal import retention
 from headrace.engine.state import EngineState
+from headrace.engine.streams import rules
+from headrace.engine.streams.writes import StreamWrites, refuse_other_head
 from headrace.engine.topics.config import EPHEMERAL, TopicConfig
 from headrace.engine.topics.lifecycle import Lifecycle
 from headrace.engine.topics.topic import Topic
 from headrace.storage.block import KIND_JSON, Block
 from headrace.storage.block_encoding import BlockPlace, encode_single
-from headrace.storage.snapshot.state import ProducerState
 from headrace.storage.wal.shard import WalShard
 
 # Beyond this an append looks whether the seqs suffice; no batch has 2^32 records.
@@ -62,11 +54,8 @@ class Appender:
         self._throttle = state.throttle
         self._has_quota = state.settings.max_total_bytes > 0
         self._lifecycle = lifecycle
-        # Appends in flight that a second one with the same key, or number, has to wait for.
-        self._keys_in_flight: dict[tuple[int, bytes], Ticket[Appended]] = {}
-        self._claims_in_flight: dict[tuple[int, ProducerClaim], Ticket[Appended]] = {}
-        # What producers will have had accepted once everything in flight has landed.
-        self._claims: dict[tuple[int, str], ProducerState] = {}
+        self.repeats = Repeats(state)
+        self.stream_writes = StreamWrites(state, self.repeats)
 
     def append(self, name: str, batch: Records, how: Append = PLAIN) -> PendingAppend:
         """Stage one append, or raise; its ticket is done when it is acknowledged."""
@@ -93,7 +82,7 @@ class Appender:
         if state.totals.bounded:
             self._enforce_retention(asked)
         full = state.totals.unsealed_bytes > throttle.wait_above_bytes
-        gathered = GatheredAppends(state, self, answered, flushes=ends_turn or full)
+        gathered = GatheredAppends(state, self.repeats, answered, flushes=ends_turn or full)
         # None of it changes before this returns.
         busy = not state.ready or bool(state.loading) or throttle.shedding or self._has_quota
         over = self._append_each(asked, gathered, state.clock.now_ms(), busy)
@@ -139,33 +128,36 @@ class Appender:
                 name, batch, how = pending.name, pending.batch, pending.how
                 if busy:
                     self._refuse_unready(name)
-                # The only record of an append without conditions, as most are.
-                single = batch if type(batch) is msgspec.Raw and how is PLAIN else None
-                size = bytes_max + 1 if single is None else len(single)
+                # Of the only record, if that has nothing but data, as most have.
+                kind = SINGLE_KINDS.get(type(batch))
+                size = bytes_max + 1 if kind is None else len(batch)
                 if size > bytes_max:
                     size = check_batch(state.settings, batch, how)
+                elif how is not PLAIN:
+                    check_conditions(state.settings, how)
                 topic = find(name) if type(name) is str else state.find(name)
                 if topic is None:
                     topic = self._create(name, how, rows_of(batch), size)
                     pending.created = True
-                if how is not PLAIN and not self._meets_conditions(topic, how, pending):
+                if how is not PLAIN and not self._meets_conditions(topic, pending, gathered):
                     over.append(pending)
                     continue
                 shard = only or state.shard_of(topic.id)
                 if (gathered.room <= 0 or gathered.shard is not shard) and not pending.created:
                     gathered.open(shard)
-                before, ts = topic.staged, topic.last_ts
-                if busy or not topic.ordinary or before > FEW_SEQS_LEFT:
+                before, ts = topic.staged, max(now, topic.last_ts)
+                odd = kind != KIND_JSON and topic.stream is not None
+                if busy or odd or not topic.ordinary or before > FEW_SEQS_LEFT:
                     self._check_topic(topic, pending, gathered, shard, size)
-                if now > ts:
-                    ts = now
-                last = before + (1 if single is not None else rows_of(batch))
+                last = before + (1 if kind is not None else rows_of(batch))
                 reserve, needs_sync = topic.reserve(last, shard, clock)
-                if single is not None:
-                    block = encode_single(single, KIND_JSON, topic.id, last, ts, now, reserve)
+                sidecar = b"" if how is PLAIN else sidecar_of(pending.how)
+                if kind is not None:
+                    record: bytes = batch  # type: ignore[assignment]
+                    block = encode_single(record, kind, topic.id, last, ts, now, reserve, sidecar)
                 else:
                     place = BlockPlace(topic.id, before + 1, ts, now, reserve)
-                    block = encode_append(batch, how, place, topic.last_ts)
+                    block = encode_append(batch, sidecar, place, topic.last_ts)
                 try:
                     if pending.created:
                         self._begin_topic(topic, block, gathered, shard)
@@ -173,11 +165,10 @@ class Appender:
                     if needs_sync:
                         pending.needs_sync = True
                         gathered.syncs = gathered.syncs or topic.syncs_itself(last)
-                    if reserve:
-                        pending.reserve = reserve
+                    pending.reserve = reserve
                     topic.stage(block, needs_sync, reserve)
-                    if single is None and beside_of(how) != NOTHING_BESIDE:
-                        self._track(topic, how, pending)
+                    if sidecar:
+                        self.repeats.track(topic, pending, last)
                     if topic.ephemeral and not topic.changing:
                         gathered.add_unlogged(pending, shard)
                     else:
@@ -208,16 +199,21 @@ class Appender:
         if state.loading:
             state.loading.refuse(name)
 
-    def _meets_conditions(self, topic: Topic, how: Append, pending: PendingAppend) -> bool:
-        """Raise if a condition is not met; False: it was answered before."""
-        if self._answered_before(topic, how, pending):
+    def _meets_conditions(
+        self, topic: Topic, pending: PendingAppend, gathered: GatheredAppends
+    ) -> bool:
+        """Raise if a condition is not met; False: it is answered, or will be."""
+        how = pending.how
+        try:
+            if how.stream is not None:
+                return self.stream_writes.admit(topic, pending)
+            if self.repeats.answer(topic, how, pending):
+                return False
+            refuse_other_head(topic, how)
+        except HeadMismatch as mismatch:
+            gathered.stage()  # the log is to have what moved the head
+            self.repeats.refuse_head(topic, mismatch, pending)
             return False
-        if how.expected_head_seq is not None and how.expected_head_seq != topic.staged:
-            raise HeadMismatch(
-                f"the head of {topic.name!r} is {topic.staged}, not {how.expected_head_seq}",
-                fix="read on from that head and decide again",
-                detail={"topic": topic.name, "head_seq": topic.staged},
-            )
         return True
 
     def _check_topic(
@@ -229,6 +225,8 @@ class Appender:
         size: int,
     ) -> None:
         """Raise if the topic, or the engine, takes no more for now."""
+        if topic.stream is not None and pending.how.stream is None:
+            rules.refuse_append(self._state, topic, pending.batch)
         if not pending.created:  # as `_create` has made sure of
             if topic.closed:
                 refuse_closed(topic)
@@ -239,7 +237,7 @@ class Appender:
             if topic.ephemeral:
                 self._state.refuse_ephemeral(size)
         if topic.bounded or self._has_quota or topic.staged > FEW_SEQS_LEFT:
-            check_room(self._state, topic, rows_of(pending.batch), size)
+            check_room(self._state, topic, pending.batch, size)
 
     def _create(self, name: str, how: Append, rows: int, size: int) -> Topic:
         """Make the topic on the way, once nothing can refuse the append any more."""
@@ -250,11 +248,12 @@ class Appender:
         self._throttle.refuse_if_full(shard, how.disable_backpressure)
         if config.discard == "reject":
             refuse_oversized(name, config, rows, size)
-        check_quota(self._state, size)
+        if not name.startswith(own_topic_prefix):
+            check_quota(self._state, size)
         if config.durability == EPHEMERAL:
             self._state.refuse_ephemeral(size)
         if how.idempotency_key is not None:
-            self._state.keys.refuse_if_full(self._state.clock.now_ms(), len(self._keys_in_flight))
+            self.repeats.refuse_key_if_full()
         if how.producer is not None:
             admit_producer(None, how.producer)
         if how.expected_head_seq:
@@ -265,125 +264,9 @@ class Appender:
             )
         return self._lifecycle.new_for_append(name, config)
 
-    def _answered_before(self, topic: Topic, how: Append, ticket: Ticket[Appended]) -> bool:
-        """Settle the ticket from what is known of this key or producer; False: append it."""
-        state = self._state
-        if how.idempotency_key is not None:
-            now, key = state.clock.now_ms(), digest(how.idempotency_key)
-            first = self._keys_in_flight.get((topic.id, key))
-            if first is not None:
-                _join(first, topic, None, ticket)
-                return True
-            row = state.keys.find(topic.id, key, topic.config.idempotency_window_ms, now)
-            if row is not None:
-                last = row.first_seq + row.records - 1
-                ticket.resolve(
-                    Appended(
-                        topic.name, topic.epoch, row.first_seq, last, row.head, row.records,
-                        deduped=True,
-                    )
-                )  # fmt: skip
-                return True
-            state.keys.refuse_if_full(now, len(self._keys_in_flight))
-        claim = how.producer
-        return claim is not None and self._produced_before(topic, claim, ticket)
-
-    def _produced_before(
-        self, topic: Topic, claim: ProducerClaim, ticket: Ticket[Appended]
-    ) -> bool:
-        """Settle the ticket if the producer's number is a repeat; False: append it."""
-        known = self._claims.get((topic.id, claim.id))
-        if known is None and topic.producers is not None:
-            known = topic.producers.newest(claim.id)
-        if admit_producer(known, claim):
-            if known is None:
-                self._refuse_if_full(topic)
-            return False
-        first = self._claims_in_flight.get((topic.id, claim))
-        if first is not None:
-            _join(first, topic, claim, ticket)
-        else:
-            ticket.resolve(_stored_before(topic, claim))
-        return True
-
-    def _refuse_if_full(self, topic: Topic) -> None:
-        """Refuse a new producer where the topic remembers, or will, as many as it may."""
-        most = self._state.settings.producers_per_topic_max
-        known = topic.producers or ()
-        if len(known) + len(self._claims) < most:
-            return
-        coming = sum(owner == topic.id and id not in known for owner, id in self._claims)
-        refuse_new_producer(topic.name, len(known) + coming, most)
-
-    # Staging
-
-    def _track(self, topic: Topic, how: Append, pending: PendingAppend) -> None:
-        block, claim = pending.block, how.producer
-        assert block is not None
-        pending.beside = beside = Beside(state=how.state)
-        if how.idempotency_key is not None:
-            beside.key = digest(how.idempotency_key)
-            self._keys_in_flight[topic.id, beside.key] = pending
-        if claim is not None:
-            beside.claim = claim
-            beside.producer = self._claims[topic.id, claim.id] = ProducerState(
-                claim.epoch, claim.sequence, block.first_seq, block.count, block.last_seq
-            )
-            self._claims_in_flight[topic.id, claim] = pending
-
-    def landed(self, pending: PendingAppend, beside: Beside) -> None:
-        """Forget that an append was in flight."""
-        assert pending.topic is not None
-        topic_id = pending.topic.id
-        if beside.key:
-            self._keys_in_flight.pop((topic_id, beside.key), None)
-        claim = beside.claim
-        if claim is not None:
-            del self._claims_in_flight[topic_id, claim]
-            if self._claims[topic_id, claim.id] is beside.producer:
-                del self._claims[topic_id, claim.id]
-
 
 _DEFAULT_CONFIG = TopicConfig()
 _TAKEN = msgspec.Raw(b"")  # in place of records that are in a block
-
-
-def _stored_before(topic: Topic, claim: ProducerClaim) -> Appended:
-    """The answer to a number that the topic has of this producer: its own seqs, or none."""
-    known = topic.producers
-    assert known is not None
-    newest, place = known.newest(claim.id), known.place_of(claim)
-    assert newest is not None
-    if place is None:
-        first = last = count = None
-        head = topic.head
-    else:
-        first, count = place
-        head = last = first + count - 1
-    return Appended(
-        topic.name, topic.epoch, first, last, head, count, deduped=True,
-        producer_sequence=newest.sequence,
-    )  # fmt: skip
-
-
-def _join(
-    first: Ticket[Appended], topic: Topic, claim: ProducerClaim | None, ticket: Ticket[Appended]
-) -> None:
-    """Answer an append as the same one that is in flight, when that has landed."""
-
-    def copy_answer(done: Ticket[Appended]) -> None:
-        if done.error is not None:
-            ticket.fail(done.error)
-            return
-        newest = topic.producers.newest(claim.id) if claim and topic.producers else None
-        ticket.resolve(
-            msgspec.structs.replace(
-                done.result(), created=False, deduped=True,
-                producer_sequence=newest.sequence if newest is not None else None,
-            )
-        )  # fmt: skip
-
-    first.when_done(copy_answer)
 
 
 def _tell_of(over: list[PendingAppend], answered: Answered) -> None:

@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 
 from headrace.engine.appending.admission import Append, Records
-from headrace.engine.appending.idempotency import Sidecar, digest
+from headrace.engine.appending.idempotency import Sidecar, digest, encode_sidecar
 from headrace.engine.appending.producers import ProducerClaim
-from headrace.storage.block import KIND_JSON, Batch, Block, ColumnBatch, JsonPayloads
+from headrace.storage.block import KIND_BYTES, KIND_JSON, Batch, Block, ColumnBatch, JsonPayloads
 from headrace.storage.block_encoding import (
     BlockPlace,
     encode_block,
@@ -18,20 +18,15 @@ from headrace.storage.block_encoding import (
     encode_single,
 )
 
-# What `beside_of` returns of most appends.
-NOTHING_BESIDE: Final = (None, None, None)
+# The kind of a record that comes alone and has nothing but data, by the type it comes as.
+SINGLE_KINDS: Final[dict[type, int]] = {msgspec.Raw: KIND_JSON, bytes: KIND_BYTES}
+_NOBODY: Final = ProducerClaim("", 0, 0)
 
 
-def beside_of(how: Append) -> tuple[str | None, ProducerClaim | None, bytes | None]:
-    """What is committed beside the records: idempotency key, producer and state."""
-    return how.idempotency_key, how.producer, how.state
-
-
-def encode_append(batch: Records, how: Append, place: BlockPlace, last_ts: int) -> Block:
+def encode_append(batch: Records, sidecar: bytes, place: BlockPlace, last_ts: int) -> Block:
     """The records of an append as one block; no timestamp in it is before `last_ts`."""
-    sidecar = _sidecar(how)
-    if type(batch) is msgspec.Raw:
-        return encode_single(batch, KIND_JSON, *place, sidecar)
+    if isinstance(batch, msgspec.Raw | bytes):
+        return encode_single(batch, SINGLE_KINDS.get(type(batch), KIND_BYTES), *place, sidecar)
     if isinstance(batch, ColumnBatch):
         return encode_columns(batch, place, sidecar)
     if isinstance(batch, JsonPayloads):
@@ -43,15 +38,12 @@ def encode_append(batch: Records, how: Append, place: BlockPlace, last_ts: int) 
     return encode_block(batch, *place, sidecar)
 
 
-def _sidecar(how: Append) -> bytes:
-    """What is committed beside the records; empty when there is nothing."""
-    beside = key, claim, state = beside_of(how)
-    if beside == NOTHING_BESIDE:
-        return b""
-    return Sidecar(
-        b"" if key is None else digest(key),
-        claim.id if claim else "",
-        claim.epoch if claim else 0,
-        claim.sequence if claim else 0,
-        state,
-    ).encode()
+def sidecar_of(how: Append) -> bytes:
+    """What is committed beside the records: key, producer and state; empty if there is nothing."""
+    key, claim, state = how.idempotency_key, how.producer, how.state
+    if claim is None:
+        if key is None and state is None:
+            return b""
+        claim = _NOBODY
+    id, epoch, sequence = claim
+    return encode_sidecar(Sidecar(b"" if key is None else digest(key), id, epoch, sequence, state))

@@ -10,7 +10,8 @@ as durable as the records.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 import msgspec
 from xxhash import xxh3_128_digest
@@ -32,14 +33,11 @@ class Sidecar(msgspec.Struct, array_like=True, frozen=True):
     forward: bytes = b""  # of copies whose source is not in the log: the fields of that entry
 
     def encode(self) -> bytes:
-        return msgspec.msgpack.encode(self)
+        return encode_sidecar(self)
 
 
-_DECODER = msgspec.msgpack.Decoder(Sidecar)
-
-
-def decode_sidecar(data: bytes) -> Sidecar:
-    return _DECODER.decode(data)
+encode_sidecar: Final[Callable[[Sidecar], bytes]] = msgspec.msgpack.Encoder().encode
+decode_sidecar: Final[Callable[[bytes], Sidecar]] = msgspec.msgpack.Decoder(Sidecar).decode
 
 
 def digest(key: str) -> bytes:

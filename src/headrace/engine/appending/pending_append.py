@@ -19,6 +19,7 @@ from headrace.engine.appending.admission import PLAIN, Append, Records
 from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.removal import retention
 from headrace.engine.state import EngineState
+from headrace.engine.streams.state import StreamState
 from headrace.engine.topics.topic import Topic
 from headrace.storage.block import Block
 from headrace.storage.snapshot.key_files import KeyRow
@@ -51,10 +52,11 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
 class Beside(msgspec.Struct):
     """What is committed beside the records of an append."""
 
-    key: bytes = b""
-    claim: ProducerClaim | None = None
-    producer: ProducerState | None = None
-    state: bytes | None = None
+    claim: ProducerClaim | None
+    producer: ProducerState | None  # what that makes of it
+    key: bytes
+    state: bytes | None
+    is_stream: bool  # the state is a stream's, and staged as such
 
 
 class Times(NamedTuple):
@@ -83,6 +85,7 @@ class PendingAppend(Ticket[Appended], eq=False):
     created: bool = False
     logged: bool = True  # not if its topic is never stored
     beside: Beside | None = None
+    stream: StreamState | None = None  # what it makes of the stream
     # Once it is stored:
     head: int = 0  # of the topic, with it
     times: Times = NO_TIMES
@@ -119,7 +122,7 @@ Answered = Callable[[Sequence[PendingAppend]], None]
 class InFlight(Protocol):
     """Who knows which appends are in flight."""
 
-    def landed(self, pending: PendingAppend, beside: Beside) -> None: ...
+    def landed(self, topic: Topic, pending: PendingAppend, beside: Beside) -> None: ...
 
 
 class AppendCommit:
@@ -172,8 +175,9 @@ class AppendCommit:
                 )
                 records += block.count
                 data_bytes += block.bytes
-                if pending.beside is not None:
-                    self._remember(pending, pending.beside)
+                beside = pending.beside
+                if beside is not None:
+                    self._remember(topic, block, pending, beside)
                 if topic.bounded and (topic.config.cap_records or topic.config.cap_bytes):
                     totals.published(records, data_bytes, block_bytes, logged)
                     records = data_bytes = block_bytes = 0
@@ -203,9 +207,10 @@ class AppendCommit:
         if failure is not None:
             raise failure
 
-    def _remember(self, pending: PendingAppend, beside: Beside) -> None:
-        topic, block = pending.topic, pending.block
-        assert topic is not None and block is not None
+    def _remember(self, topic: Topic, block: Block, pending: PendingAppend, beside: Beside) -> None:
+        claim, producer = beside.claim, beside.producer
+        if claim is not None and producer is not None:
+            self._state.producer_memory.accept(topic, claim[0], producer)
         if beside.key:
             row = KeyRow(
                 topic.id, beside.key, block.first_seq, block.count, block.last_seq, block.arrived_ms
@@ -213,11 +218,9 @@ class AppendCommit:
             # A key is as durable as the records: no file may hold it longer than them.
             window_ms = topic.config.idempotency_window_ms
             self._state.keys.add(row, window_ms, saved=not pending.logged)
-        if beside.claim is not None and beside.producer is not None:
-            self._state.producer_memory.accept(topic, beside.claim.id, beside.producer)
         if beside.state is not None:
             topic.set_state(beside.state)
-        self._in_flight.landed(pending, beside)
+        self._in_flight.landed(topic, pending, beside)
 
     def _take_back(self, appends: Sequence[PendingAppend], error: HeadraceError) -> None:
         """Give back the seqs of appends that the log does not have, then refuse them."""
@@ -226,7 +229,7 @@ class AppendCommit:
             assert topic is not None and block is not None
             topic.unstage(block.first_seq, block, pending.needs_sync, pending.reserve)
             if pending.beside is not None:
-                self._in_flight.landed(pending, pending.beside)
+                self._in_flight.landed(topic, pending, pending.beside)
         answered = self._answered
 
         def refuse() -> None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.core.errors import InvalidRequest, ProducerFenced, ProducerGap, TopicFull
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 # Where an older append is: first seq, count.  On disk (docs/formats/snapshot.md): never change it.
 PLACE: Final = struct.Struct("<QI")
+PLACE_BYTES: Final = PLACE.size
+_pack_place: Final = PLACE.pack
 
 
 class ProducerClaim(NamedTuple):
@@ -37,6 +40,12 @@ class ProducerClaim(NamedTuple):
     id: str
     epoch: int
     sequence: int
+
+
+# Makes a claim of its three parts as a tuple, in C: one is made for each append of a producer.
+new_claim: Final[Callable[[tuple[str, int, int]], ProducerClaim]] = partial(
+    tuple.__new__, ProducerClaim
+)
 
 
 class Place(NamedTuple):
@@ -55,6 +64,8 @@ def admit_producer(known: ProducerState | None, claim: ProducerClaim) -> bool:
     False
     """
     id, epoch, sequence = claim
+    if known is not None and epoch == known.epoch and sequence == known.sequence + 1:
+        return True  # as nearly all are
     last = -1  # the sequence of the newest append in this epoch
     if known is not None:
         if epoch == known.epoch:
@@ -105,12 +116,13 @@ class TopicProducers:
     (Place(first_seq=11, records=10), None)
     """
 
-    __slots__ = ("_newest", "_older", "appends")
+    __slots__ = ("_newest", "_older", "appends", "newest")
 
     def __init__(
         self, newest: Mapping[str, ProducerState] = {}, older: Mapping[str, bytes] = {}
     ) -> None:
         self._newest = dict(newest)
+        self.newest = self._newest.get  # the newest append of a producer, by its id
         # By id, a `PLACE` for each append right before the newest, oldest first.  In the order of
         # the producers' last appends; what is to be forgotten is taken from its front.
         self._older = OrderedDict(older)
@@ -128,13 +140,9 @@ class TopicProducers:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TopicProducers) and self.saved() == other.saved()
 
-    def newest(self, id: str) -> ProducerState | None:
-        """The newest append of a producer."""
-        return self._newest.get(id)
-
     def place_of(self, claim: ProducerClaim) -> Place | None:
         """The seqs of an append that was stored before; None once they are forgotten."""
-        newest = self._newest.get(claim.id)
+        newest = self.newest(claim.id)
         if newest is None or newest.epoch != claim.epoch:
             return None
         behind = newest.sequence - claim.sequence
@@ -146,20 +154,23 @@ class TopicProducers:
 
     def accept(self, id: str, producer: ProducerState, older_max: int) -> int:
         """Remember an append as the newest; return how many older ones more that makes."""
-        before = self._newest.get(id)
+        before = self.newest(id)
         self._newest[id] = producer
         if before is None:
             return 0
-        known = older = self._older.pop(id, b"")
+        known, older = self._older.pop(id, b""), b""
         # Places are found by how far a number is behind the newest: nothing may be missing.
         if before.epoch == producer.epoch and before.sequence + 1 == producer.sequence:
-            if older_max:
-                older += PLACE.pack(before.first_seq, before.count)
-                older = self._older[id] = older[-older_max * PLACE.size :]
-        else:
-            older = b""
-        change = (len(older) - len(known)) // PLACE.size
-        self.appends += change
+            older = known + _pack_place(before.first_seq, before.count)
+            extra = len(older) - older_max * PLACE_BYTES
+            if extra > 0:
+                older = older[extra:]
+            if older:
+                self._older[id] = older
+        change = len(older) - len(known)
+        if change:
+            change //= PLACE_BYTES
+            self.appends += change
         return change
 
     def forget_some(self) -> int:
@@ -188,13 +199,20 @@ class ProducerMemory:
         self._older_max = settings.appends_per_producer_max - 1  # the newest is always there
         self._appends_max = settings.producer_appends_max
         self._topics: OrderedDict[int, TopicProducers] = OrderedDict()  # those that have some
+        self._move_to_end = self._topics.move_to_end
         self.appends = 0
 
     def accept(self, topic: Topic, id: str, producer: ProducerState) -> None:
         """Remember the append that a producer has had accepted last."""
-        known = topic.make_producers()
-        self.appends += known.accept(id, producer, self._older_max)
-        self._note(topic.id, known)
+        known = topic.producers
+        if known is None:
+            known = topic.make_producers()
+        more = known.accept(id, producer, self._older_max)
+        if more or not known.appends:
+            self.appends += more
+            self._note(topic.id, known)
+        else:  # as many as before, and the newest of all
+            self._move_to_end(topic.id)
 
     def restored(self, topic: Topic) -> None:
         """Count what a snapshot has of a topic."""

@@ -9,9 +9,8 @@ written by the follower.  A follower that cannot take a page now reads on later,
 A round runs after the acknowledgements of its turn, in slices (`scheduling/turns.py`), so that a
 thousand readers delay neither a writer nor the readers of another topic.  Followers that are told a
 page in the same words get it together, as many as a slice has room for.  What is published during a
-round goes to those who are still to be served, too, and to the others in the next round: a record
-waits for one round at most.  A page is read anew for `SAME_PAGE_MIN` followers at least, so that
-most of them stay at few places, however fast the topic grows.
+round goes to those still to be served, too, and to the others in the next round.  A page is read
+anew for `SAME_PAGE_MIN` followers at least, so that most stay at few places.
 """
 
 from __future__ import annotations
@@ -221,7 +220,8 @@ class TopicFeed(Job):
         """
         subscription = alike[0]
         topic, options, position = self.topic, subscription.options, subscription.position
-        if not topic.live:
+        stream = topic.stream
+        if not topic.live or (stream is not None and stream.deleted):
             for one in alike:
                 one.follower.lose(one)
             return True
@@ -234,6 +234,9 @@ class TopicFeed(Job):
             if end == UNKNOWN or (epoch == topic.epoch and end < cursor <= topic.head):
                 return True  # nothing more is on disk; there will be a round when it is
         if cursor == end and epoch == topic.epoch and not subscription.first:
+            if stream is not None and stream.closed:
+                for one in alike:
+                    one.follower.topic_closed(one)
             return True
         if subscription.fetching is None:
             shared = self._pages.get((cursor, options, epoch))

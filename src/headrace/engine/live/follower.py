@@ -120,6 +120,9 @@ class Follower(Visited, Generic[ViewT]):
         """A topic was deleted, and is no longer followed."""
         raise NotImplementedError
 
+    def topic_closed(self, subscription: Subscription[ViewT]) -> None:
+        """A topic that it has read to its end takes no more records; it may be told again."""
+
     def topic_delayed(self, subscription: Subscription[ViewT], ms_max: int) -> None:
         """New records of a topic are held back until the server is less busy, or `ms_max`."""
         raise NotImplementedError

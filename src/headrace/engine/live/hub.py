@@ -81,7 +81,9 @@ class LiveHub:
     def find(self, name: str) -> Topic | None:
         """Return the live topic of a name."""
         topic = self.state.by_name.get(name)
-        return topic if topic is not None and topic.live else None
+        if topic is None or not topic.live or (topic.stream and self.state.expiry.hides(topic)):
+            return None
+        return topic
 
     def follow(self, topic: Topic, subscription: AnySubscription) -> TopicFeed:
         """Serve a subscription when its topic publishes."""

@@ -120,6 +120,12 @@ class PublishJournal(Job):
             if topic is not None and topic.live:
                 yield first + index, topic, self._heads[index]
 
+    def untold(self, prefix: str) -> list[Topic]:
+        """Return the topics with this prefix that have published and were not told of yet."""
+        by_id, count = self._state.by_id, self.number - self.told_to
+        topics = (by_id.get(topic_id) for topic_id in dict.fromkeys(self._ids[-count:]))
+        return [t for t in topics if t is not None and t.name.startswith(prefix)] if count else []
+
     # Telling
 
     def listen(self, prefix: str, listener: PatternListener) -> None:

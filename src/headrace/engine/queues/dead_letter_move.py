@@ -35,6 +35,7 @@ from headrace.engine.queues.job_records import read_jobs, records_of
 from headrace.engine.queues.state import QueueState
 from headrace.engine.removal.deleting import apply_delete
 from headrace.engine.state import EngineState
+from headrace.engine.streams import rules
 from headrace.engine.topics.topic import Topic
 from headrace.storage.block import Record
 from headrace.storage.snapshot.queue_record import MoveState
@@ -202,6 +203,9 @@ class DeadLetterMove:
         # Under pressure nobody could try a burial again: it is no client who asks for it.
         how = Append(None, bury, None, producer, disable_backpressure=bury, trusted=True)
         self._forget_deleted_topics()
+        dest = self._state.find(self._dest)
+        if dest is not None:
+            rules.refuse_change(dest, "dead letter")
         try:
             return self._appender.append(self._dest, batch_of(records, metas), how)
         except ProducerFenced as fenced:

@@ -44,6 +44,7 @@ from headrace.engine.queues.workers import Wake, Workers
 from headrace.engine.reading.read import Reader
 from headrace.engine.removal import retention
 from headrace.engine.state import EngineState, failed
+from headrace.engine.streams import rules
 from headrace.engine.topics.topic import Topic
 from headrace.storage.wal.frame import (
     ENTRY_QUEUE,
@@ -256,7 +257,9 @@ class Queues:
         What a step has moved stays moved; go on with `from_seq=next_from_seq` until it is `done`.
         """
         try:
-            return self._dead_letters.redrive(self._state.topic(name), asked or Redrive())
+            topic = self._state.topic(name)
+            rules.refuse_change(topic, "redrive")
+            return self._dead_letters.redrive(topic, asked or Redrive())
         except HeadraceError as refusal:
             return failed(self._state.runtime, refusal)
 
@@ -297,6 +300,7 @@ class Queues:
     def topic(self, name: str) -> Topic:
         """Return the queue of a name, or raise why there is none."""
         topic = self._state.topic(name)
+        rules.refuse_change(topic, "job")
         if topic.config.type != "queue":
             raise NotAQueue(
                 f"{name!r} is a log",

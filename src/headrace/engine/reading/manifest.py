@@ -15,6 +15,7 @@ from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Sequence
 from itertools import islice
 from os.path import abspath
+from typing import NamedTuple
 
 import msgspec
 from pyroaring import BitMap64
@@ -83,10 +84,10 @@ class Manifests:
                 detail={"limit": "manifest_pins_max", "max": pins_max},
             )
         ticket: Ticket[Manifest] = Ticket(state.runtime)
-        files = state.catalog.files_of(topic.id)
         seen = _Seen(topic)
+        files = [(place, state.catalog.files_of(place.topic_id)) for place in seen.places]
         # All that might be needed, at once: which of them are is known when they have been read.
-        held = [file.meta.file_id for file in files]
+        held = [file.meta.file_id for _, held_there in files for file in held_there]
         self._files.pins.hold(held)
         self._making += 1
 
@@ -152,6 +153,7 @@ class Manifests:
             deletes_bitmap=found.deletes_bitmap,
             directory=state.identity,
             erased=found.erased,
+            content_type=seen.content_type,
         )
 
     def _located(self, file: ManifestFile, segment: Segment) -> ManifestFile:
@@ -234,6 +236,30 @@ def _erasures(erased: DeletedSeqs) -> Erasures:
     return Erasures(erased.since, erased.below, seqs, tags)
 
 
+class _Place(NamedTuple):
+    """Whose files hold the sealed records of a topic, up to which seq."""
+
+    topic_id: int
+    last: int
+
+
+def _places_of(topic: Topic) -> tuple[list[_Place], int]:
+    """Where the sealed records of a topic are, oldest first, and the last of them.
+
+    What a fork inherits is sealed when its owner's is; what follows an unsealed one is not listed.
+    """
+    places = []
+    for owner, _, last in topic.shares:
+        if last <= topic.base:
+            continue
+        sealed_to = min(owner.sealed_to, last)
+        places.append(_Place(owner.id, sealed_to))
+        if sealed_to < last:
+            return places, sealed_to
+    places.append(_Place(topic.id, topic.sealed_to))
+    return places, topic.sealed_to
+
+
 class _Seen:
     """A topic at one instant."""
 
@@ -241,9 +267,11 @@ class _Seen:
         self.name = topic.name
         self.topic_id = topic.id
         self.epoch = topic.epoch
+        self.content_type = None if topic.stream is None else topic.stream.content_type
         self.head = topic.head
         self.base = topic.base
-        self.sealed_to = max(topic.sealed_to, topic.base)
+        self.places, sealed_to = _places_of(topic)
+        self.sealed_to = max(sealed_to, topic.base)
         self.floors = Floors(
             topic.cap_floor, topic.ttl_floor, topic.crash_floor, topic.trim_floor,
             topic.delete_floor,
@@ -252,49 +280,25 @@ class _Seen:
         self._holes = BitMap64() if topic.holes is None else topic.holes.copy()
         self._erased = None if topic.deleted is None else topic.deleted.copy()
 
-    def find(self, files: Sequence[Segment]) -> _Found:
+    def find(self, held: Sequence[tuple[_Place, Sequence[Segment]]]) -> _Found:
         """Off the loop: the files with rows that were live, and which of their rows were not."""
         found, segments = [], []
         cursor = self.base
-        for run in runs_in(files, self.topic_id):
-            if run.last_seq <= self.base or run.first_seq > self.sealed_to:
-                continue
-            self._refuse_missing(files, cursor + 1, run.first_seq - 1)
-            found.append(self._file_of(run))
-            segments.append(run.segment)
-            cursor = run.last_seq
+        files = [file for _, files_there in held for file in files_there]
+        for place, files_there in held:
+            for run in runs_in(files_there, place.topic_id):
+                if run.last_seq <= self.base or run.first_seq > place.last:
+                    continue
+                self._refuse_missing(files, cursor + 1, run.first_seq - 1)
+                found.append(_file_of(run, place))
+                segments.append(run.segment)
+                cursor = min(run.last_seq, place.last)
         self._refuse_missing(files, cursor + 1, self.sealed_to)
         dead = self._holes
         dead.remove_range(self.sealed_to + 1, self.head + 2)
         for first, last in self.gaps:
             dead.remove_range(first, last + 1)
         return _Found(found, segments, dead, self._erased)
-
-    def _file_of(self, run: Run) -> ManifestFile:
-        """A file's rows of this topic; those above what is sealed belong to the tail."""
-        meta = run.segment.meta
-        rows, last_seq = run.count, run.last_seq
-        if last_seq > self.sealed_to:
-            rows, last_seq = run.row_of(self.sealed_to + 1), self.sealed_to
-        return ManifestFile(
-            file_id=meta.file_id,
-            location="",
-            tier="",
-            format=FORMAT_VERSION,
-            size=meta.size,
-            footer_offset=meta.footer_offset,
-            hash=f"{meta.footer_hash:016x}",
-            owner=meta.owner,
-            topics=meta.topics,
-            rows=meta.rows,
-            first_row=run.first_row,
-            row_count=rows,
-            first_seq=run.first_seq,
-            last_seq=last_seq,
-            min_ts=run.min_ts,
-            max_ts=run.max_ts,
-            bytes=run.bytes,
-        )
 
     def _refuse_missing(self, files: Sequence[Segment], first: int, last: int) -> None:
         """Live records that no file has must not be taken for deleted ones."""
@@ -308,3 +312,31 @@ class _Seen:
             fix="run `headrace check`, then restore the file from a backup or the cold tier",
             detail={"topic": self.name, "first_seq": first, "last_seq": last},
         )
+
+
+def _file_of(run: Run, place: _Place) -> ManifestFile:
+    """A file's rows of a topic; those above what is sealed, or inherited, do not count."""
+    meta = run.segment.meta
+    rows, last_seq = run.count, run.last_seq
+    if last_seq > place.last:
+        rows, last_seq = run.row_of(place.last + 1), place.last
+    return ManifestFile(
+        file_id=meta.file_id,
+        location="",
+        tier="",
+        format=FORMAT_VERSION,
+        size=meta.size,
+        footer_offset=meta.footer_offset,
+        hash=f"{meta.footer_hash:016x}",
+        owner=meta.owner,
+        topics=meta.topics,
+        rows=meta.rows,
+        first_row=run.first_row,
+        row_count=rows,
+        first_seq=run.first_seq,
+        last_seq=last_seq,
+        min_ts=run.min_ts,
+        max_ts=run.max_ts,
+        bytes=run.bytes,
+        topic_id=place.topic_id,
+    )

@@ -235,9 +235,14 @@ def fit_rows(block: Block, start: int, stop: int, bytes_max: int) -> int:
     return low
 
 
-def take_runs(collector: Collector, files: Sequence[Segment], last: int, wait: bool) -> None:
-    """Take sealed rows up to `last`.  Rows that should be there and are not are an error."""
-    for run in runs_in(files, collector.topic.id, wait):
+def take_runs(
+    collector: Collector, files: Sequence[Segment], owner_id: int, last: int, wait: bool
+) -> None:
+    """Take sealed rows up to `last` that are of this topic, or of one that it descends from.
+
+    Rows that should be there and are not are an error.
+    """
+    for run in runs_in(files, owner_id, wait):
         if run.first_seq > last or collector.full:
             break
         if run.last_seq > collector.cursor:

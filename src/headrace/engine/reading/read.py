@@ -11,6 +11,7 @@ from headrace.core.runtime import Ticket
 from headrace.engine.appending.admission import check_seq
 from headrace.engine.reading.page import Page
 from headrace.engine.reading.page_rows import ReadRequest
+from headrace.engine.reading.payload_ranges import PayloadRanges, payload_ranges
 from headrace.engine.reading.recent_pages import RecentPages
 from headrace.engine.reading.walk import Walk, walk
 from headrace.engine.state import EngineState
@@ -41,8 +42,17 @@ class Reader:
         topic.touch(state.clock.now_ms())
         return read_at_once(state, topic, request, self._recent)
 
+    def payload_ranges(
+        self, name: str, request: ReadRequest, sealed_bytes_max: int
+    ) -> PayloadRanges | Ticket[PayloadRanges | None] | None:
+        """Find the payloads behind a seq in sealed files; None: a page has to be read."""
+        state = self._state
+        topic = state.topic(name)
+        topic.touch(state.clock.now_ms())
+        return payload_ranges(state, topic, request, sealed_bytes_max)
+
     def wait(self, name: str, after_seq: int) -> Ticket[None]:
-        """Return a ticket that is done when `name` has a record beyond `after_seq`, or is gone."""
+        """Return a ticket that is done when `name` has a record beyond `after_seq`, or ended."""
         check_seq("after_seq", after_seq)
         topic = self._state.topic(name)
         ticket: Ticket[None] = Ticket(self._state.runtime)
@@ -105,10 +115,16 @@ class Waiter:
         """Something has changed."""
         if self.ticket.done or self.ticket.abandoned:
             return
-        if self._topic.head > self._after_seq or not self._topic.live:
+        if self._topic.head > self._after_seq or _has_ended(self._topic):
             self.ticket.resolve(None)
         else:
             _add_waiter(self._topic, self)
+
+
+def _has_ended(topic: Topic) -> bool:
+    """Whether no record will come, because the topic is gone or a stream that was closed."""
+    stream = topic.stream
+    return not topic.live or (stream is not None and (stream.closed or stream.deleted))
 
 
 def _add_waiter(topic: Topic, waiter: Waiter) -> None:

@@ -4,7 +4,7 @@ Only this file decides when what one reader was given is what another one would 
 change: the rows of a full page are those between its ends until one of them is removed, and those
 of a page that reaches the head until there are more.  Nothing is kept of a topic that has holes,
 nor for a reader that leaves out nodes.  What a page says beside its rows (the head, a loss) is
-never kept.
+found out each time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from headrace.storage.rows import Rows
 
 # All rows that are kept, with the objects around them; what readers made of them may be as much.
 RECENT_BYTES_MAX: Final = 8 << 20
-# Of one page: reading a larger one again costs little beside sending it.
-RECENT_PAGE_BYTES_MAX: Final = 1 << 20
+# Of one page: that of a stream's catch-up has megabytes, and often many clients.
+RECENT_PAGE_BYTES_MAX: Final = 4 << 20
 # What a page takes beside its payloads: itself, the columns of each block, and each row.
 _PAGE_BYTES: Final = 512
 _COLUMNS_BYTES: Final = 384
@@ -38,6 +38,9 @@ class RecentRows(msgspec.Struct, eq=False):
     size: int  # in bytes
     encoded_as: object = None  # in which form
     encoded: bytes = b""
+    # What it was told with them, and everything that this depends on.
+    told_of: object = None
+    told: object = None
 
 
 # What was asked for: topic, cursor, limit, bytes_max.

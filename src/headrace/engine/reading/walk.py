@@ -9,7 +9,7 @@ let go is read in a lane of its own, from the archive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from headrace.core.errors import HeadraceError, LakeUnavailable, TopicNotFound, typed
@@ -19,6 +19,7 @@ from headrace.engine.reading.page_archived import take_parts
 from headrace.engine.reading.page_columns import ColumnCollector
 from headrace.engine.reading.page_rows import Collector, ReadRequest, take_runs
 from headrace.engine.reading.recent_pages import RecentPages, RecentRows
+from headrace.engine.reading.seek import Seek, in_memory_from
 from headrace.engine.removal import retention
 from headrace.engine.removal.deleted_seqs import DeletedSeqs
 from headrace.engine.removal.retention import LANE
@@ -87,7 +88,7 @@ class Walk:
         state, topic = self._state, self._topic
         if topic.bounded:
             retention.enforce(state, topic)
-            if topic.id in state.fetching and self._request.from_seq + 1 < _in_memory_from(topic):
+            if topic.id in state.fetching and self._request.from_seq + 1 < in_memory_from(topic):
                 # A read of old records waits for the cold tier anyway; one of the tail never does.
                 state.fetching.wait(topic.id, partial(self._go_on, self._begin))
                 return self._later()
@@ -137,21 +138,16 @@ class Walk:
         """Find the first live seq with ts >= `ts`, then read from there."""
         topic, catalog = self._topic, self._state.catalog
         # What memory says now stands, however long the files take to answer.
-        base, in_memory = topic.base, _in_memory_from(topic)
-        later = _cursor_in_memory(topic, ts)
-        if in_memory <= base + 1:
-            return self._go(later)
-        topic_id = topic.id
-
-        def look(runs: list[Run], wait: bool) -> int:
-            found = _cursor_in_runs(runs, base, in_memory, ts, wait)
-            return later if found is None else found
-
+        seek = Seek(topic, ts)
         try:
-            found = look(catalog.runs(topic_id, False), False)
+            found = seek.find(lambda topic_id: catalog.runs(topic_id, False), wait=False)
         except WouldBlock:
-            files = catalog.files_of(topic_id)
-            self._hand_over(LANE, lambda: look(runs_in(files, topic_id), True), self._sought)
+            files = {topic_id: catalog.files_of(topic_id) for topic_id in seek.owner_ids}
+
+            def runs_of(topic_id: int) -> list[Run]:
+                return runs_in(files[topic_id], topic_id)
+
+            self._hand_over(LANE, lambda: seek.find(runs_of, wait=True), self._sought)
             return None
         return self._go(found)
 
@@ -268,35 +264,46 @@ class Walk:
             collector.cursor = stop
             return True
         collector.cursor = cursor
-        in_memory = _in_memory_from(topic)
-        if cursor + 1 < in_memory and not self._sealed(min(stop, in_memory - 1)):
+        if cursor < topic.parent_to:
+            for owner, _, last in topic.shares:
+                if last > collector.cursor and not self._take_from(owner, min(stop, last)):
+                    return False
+                if collector.full or collector.cursor >= stop:
+                    return True
+        return self._take_from(topic, stop)
+
+    def _take_from(self, owner: Topic, stop: int) -> bool:
+        """Take what one topic holds up to `stop`; False when the lane took over."""
+        collector = self._collector
+        in_memory = in_memory_from(owner)
+        if collector.cursor + 1 < in_memory and not self._sealed(owner, min(stop, in_memory - 1)):
             return False
         if not collector.full:
-            if self._request.columns and self._window_off_loop(stop):
+            if self._request.columns and self._window_off_loop(owner, stop):
                 return False
-            collector.take_blocks(topic.blocks, stop)
+            collector.take_blocks(owner.blocks, stop)
         if not collector.full:
             collector.cursor = stop
         return True
 
-    def _window_off_loop(self, stop: int) -> bool:
+    def _window_off_loop(self, owner: Topic, stop: int) -> bool:
         """Have many blocks turned into columns in the lane; False: they are few."""
         collector = self._collector
         assert isinstance(collector, ColumnCollector)
-        window = collector.window(self._topic.blocks)
+        window = collector.window(owner.blocks)
         if len(window) <= WINDOW_BLOCKS_MAX:
             return False
         self._off_loop(lambda: collector.take_window(window, stop))
         return True
 
-    def _sealed(self, last: int) -> bool:
+    def _sealed(self, owner: Topic, last: int) -> bool:
         """Read sealed rows up to `last`; False when the lane took over."""
-        topic, collector = self._topic, self._collector
-        files = self._state.catalog.files_of(topic.id)
+        collector, owner_id = self._collector, owner.id
+        files = self._state.catalog.files_of(owner_id)
         try:
-            take_runs(collector, files, last, wait=False)
+            take_runs(collector, files, owner_id, last, wait=False)
         except WouldBlock:
-            self._off_loop(lambda: take_runs(collector, files, last, wait=True))
+            self._off_loop(lambda: take_runs(collector, files, owner_id, last, wait=True))
             return False
         except OSError as error:
             raise typed(error) from None
@@ -357,34 +364,3 @@ def _no_archive(topic: str, first_seq: int) -> LakeUnavailable:
         fix="pip install 'headrace[cold]' where `headrace serve` runs, and restart it",
         detail={"topic": topic, "first_seq": first_seq},
     )
-
-
-def _in_memory_from(topic: Topic) -> int:
-    """The first seq that memory holds."""
-    oldest = topic.blocks.first
-    return oldest.first_seq if oldest is not None else topic.head + 1
-
-
-def _cursor_in_memory(topic: Topic, ts: int) -> int:
-    """The cursor before the first record in memory with a timestamp of at least `ts`."""
-    for block in topic.blocks.from_seq(topic.base + 1):
-        if block.ts < ts:
-            continue
-        stamps = block.timestamps(0, block.count)
-        older = 0 if isinstance(stamps, int) else sum(1 for stamp in stamps if stamp < ts)
-        return max(topic.base, block.first_seq - 1 + older)
-    return topic.head
-
-
-def _cursor_in_runs(
-    runs: Sequence[Run], base: int, in_memory: int, ts: int, wait: bool
-) -> int | None:
-    """The same among sealed rows before `in_memory`; None when there is none."""
-    for run in runs:
-        if run.first_seq >= in_memory:
-            break
-        if run.last_seq > base and run.max_ts >= ts:
-            row = run.row_at_ts(ts, wait)
-            seq = run.rows(row, row + 1, wait).seqs[0]
-            return max(base, seq - 1) if seq < in_memory else None
-    return None

@@ -9,14 +9,15 @@ topic's records waits for them (`routers/replay.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 
 from pyroaring import BitMap64
 
 from headrace.core.errors import HeadraceError
 from headrace.core.steps import Steps, in_lane
-from headrace.engine.appending.idempotency import decode_sidecar
+from headrace.engine.appending.idempotency import Sidecar, decode_sidecar
 from headrace.engine.queues.replay import replay_config, replay_event
 from headrace.engine.recovery.memory_topics import MemoryTopics
 from headrace.engine.removal import retention
@@ -62,6 +63,7 @@ from headrace.storage.wal.frame import (
 log = logging.getLogger("headrace.recovery")
 
 WORK_LANE = "work"
+_TOPIC_ID = attrgetter("id")
 
 
 class LogReplay:
@@ -118,9 +120,19 @@ class LogReplay:
             if older.id > topic_id:
                 return
             self._forget(older)
+        if create.parent_id:
+            # A reader of the fork may want the records of its parent at once.
+            self.apply_all(self.memory.bind(self._line_of(create.parent_id)))
         topic = Topic.replayed(topic_id, create, state.totals)
         state.topics.restore(topic)
         topic.mark_changed()
+
+    def _line_of(self, topic_id: int) -> Iterator[int]:
+        """The ids of a topic and of all that it descends from."""
+        topic = self._state.by_id.get(topic_id)
+        if topic is not None:
+            yield topic.id
+            yield from (ancestor.id for ancestor in topic.ancestors())
 
     def append(self, topic: Topic, block: Block) -> None:
         """Records are part of a topic, if they were not before."""
@@ -137,7 +149,7 @@ class LogReplay:
             if self.seals_midway and state.totals.unsealed_bytes > self._memory_max:
                 self._seal_midway()
         if block.has_sidecar:
-            self._sidecar(topic, block, fresh)
+            self._sidecar(topic, block)
         if self.routers.aside:
             self.routers.appended(topic.id)
 
@@ -153,8 +165,8 @@ class LogReplay:
         except (HeadraceError, OSError) as error:
             log.warning("%r keeps more than it should: %s", topic.name, error)
 
-    def _sidecar(self, topic: Topic, block: Block, fresh: bool) -> None:
-        state, beside = self._state, decode_sidecar(block.sidecar)
+    def _sidecar(self, topic: Topic, block: Block) -> None:
+        beside = decode_sidecar(block.sidecar)
         if beside.key:
             self.remember_key(
                 KeyRow(
@@ -164,15 +176,26 @@ class LogReplay:
                 saved=False,
             )  # fmt: skip
         if beside.producer_id:
-            now = topic.make_producers().newest(beside.producer_id)
-            claimed = (beside.producer_epoch, beside.producer_sequence)
-            if now is None or (now.epoch, now.sequence) < claimed:
-                accepted = ProducerState(*claimed, block.first_seq, block.count, block.last_seq)
-                state.producer_memory.accept(topic, beside.producer_id, accepted)
-        if beside.state is not None and fresh:
+            self._accept(topic, beside, block.first_seq, block.count)
+        if beside.state is not None:
+            # Also of records that are there: a state before them was just made true again.
             topic.set_state(beside.state)
         if beside.forward:
             self.routers.whole(topic, beside.forward, block)
+
+    def _accept(self, topic: Topic, beside: Sidecar, first_seq: int, count: int) -> None:
+        """A producer's number was taken, if none behind it is known already."""
+        now = topic.make_producers().newest(beside.producer_id)
+        claimed = (beside.producer_epoch, beside.producer_sequence)
+        if now is None or (now.epoch, now.sequence) < claimed:
+            accepted = ProducerState(*claimed, first_seq, count, first_seq + count - 1)
+            self._state.producer_memory.accept(topic, beside.producer_id, accepted)
+
+    def _state_alone(self, topic: Topic, entry: State) -> None:
+        topic.set_state(entry.state)
+        beside = decode_sidecar(entry.sidecar) if entry.sidecar else None
+        if beside is not None and beside.producer_id:
+            self._accept(topic, beside, topic.head + 1, 0)
 
     def remember_key(self, row: KeyRow, *, saved: bool) -> None:
         state = self._state
@@ -229,7 +252,7 @@ class LogReplay:
             replay_event(state, topic, event)
         else:
             assert kind == ENTRY_STATE, kind
-            topic.set_state(decode_control(entry, State)[1].state)
+            self._state_alone(topic, decode_control(entry, State)[1])
 
     def _seal_midway(self) -> None:
         """Move what was replayed so far into files, so that memory stays bounded."""
@@ -295,4 +318,22 @@ class LogReplay:
         gap = Gap(topic.head + 1, last)
         topic.add_gap(gap.first, gap.last)
         topic.mark_changed()
+        topic.lose_in_forks(gap.first, gap.last)
         return gap
+
+    def settle_forks(self) -> None:
+        """At the end of the log: what forks inherit was given out, and is lost where it is not
+        there.
+        """
+        by_id = self._state.by_id
+        for topic in sorted(by_id.values(), key=_TOPIC_ID):  # parents are older than their forks
+            if not topic.parent_id:
+                continue
+            parent = by_id.get(topic.parent_id)
+            if parent is None:
+                log.error("%r inherits from a topic that is gone", topic.name)
+                topic.lose_inherited(1, topic.parent_to)
+                continue
+            self.given_out(parent, topic.parent_to)
+            for first, last in parent.gaps:
+                topic.lose_inherited(first, last)

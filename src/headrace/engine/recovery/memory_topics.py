@@ -4,8 +4,8 @@ Only this file decides whether a topic may wait (F0b).  The first reading of the
 entry but theirs; of those it keeps the place, eight bytes for a batch, and what has to be known at
 once: how far seqs were given out and reserved.  A second reading applies them, in the same order.
 
-A topic does not wait if others depend on its records: where a router reads from or writes to it,
-where dead letters go to it, where it is a queue, or where its class has changed.
+A topic does not wait if others depend on its records: where a router reads from or writes to it, it
+has forks, is a stream or a queue, where dead letters go to it, or where its class has changed.
 """
 
 from __future__ import annotations
@@ -141,6 +141,8 @@ class MemoryTopics:
             config.durability == MEMORY
             and config.type != "queue"
             and topic.queue is None
+            and topic.forks is None
+            and topic.stream is None
             and topic.id not in self._bound
             and self._early_returns < EARLY_RETURNS_MAX
         )

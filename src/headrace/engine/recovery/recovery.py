@@ -113,6 +113,7 @@ class Recovery:
         scans = self._replay(found, starts, log_marks(state.fs, snapshot), clean, progress)
         self._log.apply_all(self._log.memory.urgent())
         self._routers.finish_log()
+        self._log.settle_forks()
         make_durable(state.fs, found, scans)
         clean = clean and not any(scan.batches for scan in scans.values())
         gaps = self._announce_losses(scans, clean)
@@ -258,6 +259,8 @@ class Recovery:
         """What every topic needs before it is served."""
         state = self._state
         for topic in state.by_id.values():
+            if topic.forks is not None:
+                self._files.note_live(topic)  # forks were not known when the snapshot was read
             if self._log.memory.get(topic.id) is not None:
                 continue
             topic.begin_serving()

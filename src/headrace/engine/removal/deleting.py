@@ -20,6 +20,7 @@ from headrace.engine.appending.admission import check_seq
 from headrace.engine.removal import retention
 from headrace.engine.removal.retention import LANE, fetch_front
 from headrace.engine.state import EngineState
+from headrace.engine.streams import rules
 from headrace.engine.topics.tag_index import TagIndex
 from headrace.engine.topics.topic import Topic
 from headrace.storage.files.block_cache import WouldBlock
@@ -73,6 +74,7 @@ class Deleter:
         if before_seq is not None:
             check_seq("before_seq", before_seq)
         topic = state.topic(name)
+        rules.refuse_change(topic, "delete of records")
         state.refuse_writes(state.shard_of(topic.id), frees=True)
         retention.enforce(state, topic)
         ticket: Ticket[DeleteResult] = Ticket(state.runtime)
@@ -81,7 +83,17 @@ class Deleter:
             self._below(topic, last, ticket)
             return ticket
         found = BitMap64(seq for seq in self._in_memory(topic, match) if seq <= last)
+        for owner, first, inherited_to in topic.shares:
+            seqs = self._in_memory(owner, match)
+            found.update(seq for seq in seqs if first <= seq <= min(inherited_to, last))
         self._in_files(topic, match, last, found, ticket)
+        return ticket
+
+    def trim(self, topic: Topic, to: int) -> Ticket[DeleteResult]:
+        """Delete the records of a stream up to `to`, as its own dialect asked for it."""
+        self._state.refuse_writes(self._state.shard_of(topic.id), frees=True)
+        ticket: Ticket[DeleteResult] = Ticket(self._state.runtime)
+        self._below(topic, min(topic.head, to), ticket)
         return ticket
 
     def _below(self, topic: Topic, last: int, ticket: Ticket[DeleteResult]) -> None:
@@ -136,18 +148,24 @@ class Deleter:
         found: BitMap64,
         ticket: Ticket[DeleteResult],
     ) -> None:
-        base, files = topic.base, self._state.catalog.files_of(topic.id)
+        base, catalog = topic.base, self._state.catalog
+        # Whose files, and up to which seq its records are part of the topic.
+        places = [(owner.id, to) for owner, _, to in topic.shares] + [(topic.id, last)]
+        held = [(owner_id, to, catalog.files_of(owner_id)) for owner_id, to in places]
         resolved = _Resolved(topic, ticket, seqs=found, tagged=(match, last))
         if topic.sealed_to <= base:
             self._log(resolved)
             return
 
         def look(wait: bool) -> BitMap64:
-            runs = runs_in(files, topic.id, wait)
-            for file in files:
-                if file.problem is not None:
-                    raise file.problem  # it may hold records that match
-            return _sealed_matches(runs, match, base, last, wait)
+            matches = BitMap64()
+            for owner_id, to, files in held:
+                runs = runs_in(files, owner_id, wait)
+                for file in files:
+                    if file.problem is not None:
+                        raise file.problem  # it may hold records that match
+                matches |= _sealed_matches(runs, match, base, min(to, last), wait)
+            return matches
 
         def looked(value: object, error: BaseException | None) -> None:
             if error is not None:
@@ -219,7 +237,7 @@ def apply_delete(
 
 def result_of(topic: Topic, deleted: int) -> DeleteResult:
     return DeleteResult(
-        topic.name, deleted, topic.earliest_seq, topic.head, topic.count, topic.bytes
+        topic.name, deleted, topic.earliest_seq, topic.head, topic.count, topic.shown_bytes
     )
 
 

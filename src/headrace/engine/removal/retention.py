@@ -20,6 +20,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from headrace.core.errors import HeadraceError
+from headrace.engine.removal.ages import last_older
 from headrace.engine.state import EngineState
 from headrace.engine.topics.live_seqs import HeldBack
 from headrace.engine.topics.sealed_rows import Sealed
@@ -27,7 +28,6 @@ from headrace.engine.topics.topic import Topic
 from headrace.storage.files.block_cache import WouldBlock
 from headrace.storage.files.catalog import runs_in
 from headrace.storage.segment.reader import Segment
-from headrace.storage.segment.run import Run
 from headrace.storage.wal.frame import ENTRY_FLOOR, Floor
 
 log = logging.getLogger("headrace.retention")
@@ -60,6 +60,8 @@ def enforce(
         return
     config = topic.config
     if config.retain_until_archived and topic.all_held:
+        return
+    if topic.stream is not None and topic.is_young(state.clock.now_ms()):
         return
     sealed = state.sealed(topic, wait=state.tiers.cold is None or fetches == FETCHES_MAX)
     expired = capped = False
@@ -115,15 +117,17 @@ def enforce_caps(state: EngineState, topic: Topic, sealed: Sealed) -> bool:
 
 
 def _enforce_ttl(state: EngineState, topic: Topic, cutoff: int, sealed: Sealed) -> bool:
-    """Expired: ts < cutoff, that is, older than the TTL by more than nothing."""
+    """Expired: of a time before cutoff, that is, older than the TTL by more than nothing."""
     waits = topic.config.retain_until_archived
     known = _known(topic, topic.held_by_ttl) if waits else NOTHING
     if known.cutoff > cutoff:
         known = HeldBack(known.floor, known.floor, 0)
     # Without a watermark nothing is known to be held, and the look begins at the base.
     begin = known.to if known.bytes else topic.base
-    last = _last_older(topic, cutoff, sealed, begin)
+    older = last_older(state, topic, cutoff, sealed, begin)
+    last = older.last
     if last <= topic.base or not topic.live_between(topic.base + 1, last):
+        topic.note_oldest(0 if waits else older.newer_ms)
         return False
     held = None
     if waits:
@@ -131,6 +135,7 @@ def _enforce_ttl(state: EngineState, topic: Topic, cutoff: int, sealed: Sealed) 
         held = held and held._replace(cutoff=cutoff)
     last = _landed(topic, last)
     evicted = _evict(state, topic, last, topic.evict_by_ttl, sealed)
+    topic.note_oldest(0 if waits else older.newer_ms)
     if evicted and held is not None:
         held = _moved(topic, held)
     topic.hold_back(topic.held_by_cap, held)
@@ -218,38 +223,6 @@ def _seq_that_frees(topic: Topic, surplus: int, sealed: Sealed, after: int) -> i
     return topic.nth_live(max(1, topic.live_between(topic.base + 1, low)))
 
 
-def _last_older(topic: Topic, cutoff: int, sealed: Sealed, after: int) -> int:
-    """The last seq whose ts is below `cutoff`; `after` where none beyond it is."""
-    oldest = topic.blocks.first
-    runs: list[Run] = []
-    if oldest is None or oldest.first_seq > after + 1:
-        runs = sealed.runs()
-    found = after
-    for run in runs:
-        if run.last_seq <= after:
-            continue
-        if run.min_ts >= cutoff:
-            return found
-        if run.max_ts < cutoff:
-            found = run.last_seq
-            continue
-        row = run.row_at_ts(cutoff, sealed.wait)
-        if not row:
-            return found
-        return max(found, run.rows(row - 1, row, sealed.wait).seqs[0])
-    for block in topic.blocks.from_seq(found + 1):
-        if block.ts < cutoff:
-            found = block.last_seq
-            continue
-        stamps = block.timestamps(0, block.count)
-        if not isinstance(stamps, int):
-            older = sum(1 for ts in stamps if ts < cutoff)
-            if older:
-                found = max(found, block.first_seq + older - 1)
-        break
-    return found
-
-
 def _fetch(state: EngineState, topic: Topic, missed: WouldBlock, fetches: int) -> None:
     """Bring sizes and times into the read cache, then try again.
 
@@ -287,4 +260,5 @@ def fetch_front(files: list[Segment], topic_id: int, base: int) -> None:
         for row in range(0, run.count, ROWS_PER_BLOCK):
             run.size_of(row, row + 1)
             run.ts_at(row)
+            run.arrived_at(row)
         run.rows(run.count - 1, run.count)

@@ -134,6 +134,13 @@ class Window:
             return range(block.first_seq, block.last_seq + 1)
         return self.rows.seqs
 
+    @property
+    def kinds(self) -> int | Sequence[int]:
+        """The kind of every record; one int where all have the same."""
+        if self.block is not None and self.block.raw[1] != KIND_MIXED:
+            return self.block.raw[1]
+        return self.rows.kinds
+
     def size(self, position: int, router: Router) -> int:
         """Data and meta bytes of the copy that this router makes of one record."""
         if self.block is not None and not router.exactly_once:

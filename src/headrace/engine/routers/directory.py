@@ -224,3 +224,5 @@ class RouterDirectory:
             if waiting is None and not self.forwarder.has_work(self.by_id.values()):
                 return
             state.runtime.drain()
+            if waiting is not None and not waiting.done:
+                return  # it waits for what does not come without the loop

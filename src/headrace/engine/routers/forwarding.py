@@ -50,6 +50,7 @@ from headrace.engine.routers.selection import (
 from headrace.engine.routers.source_job import SourceJob
 from headrace.engine.routers.state import CopiedKeys, HopRuns, Router, counted
 from headrace.engine.state import EngineState
+from headrace.engine.streams.rules import takes_no_more
 from headrace.engine.topics.live_seqs import Lost
 from headrace.engine.topics.topic import Topic
 from headrace.storage.block import Rows
@@ -206,12 +207,13 @@ class Forwarder:
 
         A hole counts its hops as a record does: it would go round a cycle for ever otherwise.
         `given_up`: also where the destination has no room, as holes take none, and without these
-        seqs, which were deleted.
+        seqs, which were deleted; a stream that has ended has no place even for holes.
         """
         hops, same_to = self.hops.get(topic.id, _NO_HOPS).run_from(lost.first)
         last = min(lost.last, same_to)
-        if hops >= router_hops_max or last < lost.first:
-            self._stage_nothing(topic, cursor, last, routers)
+        over = [r for r in routers if given_up is not None and takes_no_more(r.dest)]
+        if over or hops >= router_hops_max or last < lost.first:
+            self._stage_nothing(topic, cursor, last, over or routers)
             return True
         # It is not known how many records a crash took: they are one hole.
         first_lost = last if lost.reason == "crash" else lost.first

@@ -39,6 +39,7 @@ from headrace.engine.routers.state import (
     find_cycle,
 )
 from headrace.engine.state import EngineState
+from headrace.engine.streams import rules
 from headrace.engine.topics.config import TopicConfig
 from headrace.engine.topics.lifecycle import Lifecycle
 from headrace.engine.topics.names import check_name
@@ -115,6 +116,7 @@ class Routers:
         check_name(options.dest)
         if not options.create_dest and state.find(options.dest) is None:
             raise TopicNotFound.named(options.dest)
+        rules.refuse_copies(state, state.find(options.source), state.find(options.dest))
         self._refuse_fan_in(name, options, allowed)
         existing = self.by_name.get(name)
         if existing is not None:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from headrace.core.clock import NS_PER_MS
+from headrace.core.errors import HeadraceError
 from headrace.engine.routers.selection import CLOSED, PRESSED
 from headrace.engine.routers.state import BACK_OFF_MS_MIN, Router
 from headrace.engine.state import EngineState
@@ -36,7 +37,8 @@ class Retries:
         for router in routers:
             if not router.failures:
                 log.info("router %r waits: %s", router.name, why)
-            router.back_off(now_ns, pressed=why in (PRESSED, CLOSED))
+            reason = str(why) if isinstance(why, HeadraceError) else "an internal error"
+            router.back_off(now_ns, reason, pressed=why in (PRESSED, CLOSED))
             self._waiting[router.id] = router
             self._arm(router.retry_ns, now_ns)
 

@@ -1,8 +1,9 @@
 """Selection: which records of a pass a router copies, and how many its destination takes now.
 
 Only this file decides that.  A record is consumed without a copy when the filter, a delete, the hop
-cap or a copy with the same key says so; a record that the destination has no room for stops the
-router there.  Nothing here changes any state, except that hops no router needs are dropped.
+cap or a copy with the same key says so; one that the destination has no room for, or as a stream
+never takes, stops the router there.  Nothing here changes any state, except that hops no router
+needs are dropped.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from headrace.engine.removal import retention
 from headrace.engine.routers.copied_records import Picked, Window
 from headrace.engine.routers.state import CopiedKeys, HopRuns, Router
 from headrace.engine.state import EngineState
+from headrace.engine.streams.rules import is_ending, takes_no_more
+from headrace.engine.topics.topic import Topic
 
 # A router waits while its destination has more runs of hops than this that are not consumed.
 HOP_RUNS_MAX = 10_000
@@ -63,7 +66,7 @@ class Picker:
             chosen = positions(window, picked)
             last = min(last, window.seqs[chosen[room]] - 1)
             picked = tuple(chosen[:room])
-            refusal = refusal or FULL
+            refusal = refusal or (FULL if _kind_fits(dest, window, chosen[room]) else OTHER_KIND)
         return picked, last, refusal
 
     def _without_copies(self, router: Router, window: Window, picked: Picked) -> Picked:
@@ -90,7 +93,7 @@ class Picker:
             return PRESSED
         except HeadraceError as error:
             return without_frames(error)
-        return CLOSED if dest.closed else None
+        return CLOSED if dest.closed or is_ending(state, dest) else None
 
     def refusal(self, router: Router) -> HeadraceError | None:
         """Return why nothing can be written to this destination now; None: it can."""
@@ -98,6 +101,8 @@ class Picker:
         if refusal is not None:
             return refusal
         state, dest = self._state, router.dest
+        if takes_no_more(dest):
+            return ENDED
         try:
             check_quota(state, 0)
             if dest.ephemeral:
@@ -124,7 +129,7 @@ class Picker:
         """Return how many of these records the destination takes now."""
         state, dest = self._state, router.dest
         config = dest.config
-        count = window.count if picked is None else len(picked)
+        count = _fitting(dest, window, picked)
         quota = state.settings.max_total_bytes
         rejecting = config.discard == "reject" and (config.cap_records or config.cap_bytes)
         if not rejecting and not quota:
@@ -143,8 +148,16 @@ class Picker:
 
 
 UNSYNCED = HeadraceError("the source is not on disk yet", fix="wait for that")
-CLOSED = HeadraceError("the destination is being deleted", fix="wait for that")
+CLOSED = HeadraceError("the destination is being deleted or closed", fix="wait for that")
 PRESSED = HeadraceError("memory has no room for copies now", fix="wait for a checkpoint")
+ENDED = HeadraceError(
+    "the destination is a stream that was closed or deleted",
+    fix="delete the router, and put one to another destination with a backfill from copied_to",
+)
+OTHER_KIND = HeadraceError(
+    "the next record is of another kind than the destination, a stream, takes",
+    fix="delete that record, or put a router with a filter that leaves it out",
+)
 FULL = HeadraceError("the destination takes no more records now", fix="make room in it")
 ANNOUNCED = HeadraceError(
     "the destination announces as many lost ranges as it can", fix="delete its oldest records"
@@ -159,6 +172,22 @@ def key_of(router: Router) -> tuple[str, int, int]:
 def positions(window: Window, picked: Picked) -> range | tuple[int, ...]:
     """Return the positions of the picked records in their window."""
     return range(window.count) if picked is None else picked
+
+
+def _fitting(dest: Topic, window: Window, picked: Picked) -> int:
+    """Return how many of these records come before the first of a kind that a stream refuses."""
+    chosen = positions(window, picked)
+    if dest.stream is None or window.kinds == dest.stream.kind:
+        return len(chosen)
+    others = (n for n, at in enumerate(chosen) if not _kind_fits(dest, window, at))
+    return next(others, len(chosen))
+
+
+def _kind_fits(dest: Topic, window: Window, position: int) -> bool:
+    if dest.stream is None:
+        return True
+    kinds = window.kinds
+    return dest.stream.kind == (kinds if isinstance(kinds, int) else kinds[position])
 
 
 def seqs_of(window: Window, picked: Picked) -> list[int]:

@@ -77,6 +77,7 @@ class RouterInfo(msgspec.Struct, frozen=True):
     forwarded_total: int
     cursor: int  # the last seq of the source that it has consumed
     blocked: bool  # the destination takes nothing for now
+    reason: str = ""  # why it is blocked
 
 
 class Router:
@@ -99,6 +100,7 @@ class Router:
         "preserve_node",
         "preserve_tag",
         "pressed",
+        "reason",
         "retry_ns",
         "source",
     )
@@ -117,6 +119,7 @@ class Router:
         self.busy = False  # a pass of it is not settled yet
         self.blocked = False  # it waits before it tries the next record again
         self.pressed = False  # and for nothing but what soon comes by itself, memory mostly
+        self.reason = ""  # why
         self.failures = 0  # failed tries in a row
         self.retry_ns = 0
         self.durable_to = 0  # records of the source up to here are on disk, in every shard
@@ -173,12 +176,13 @@ class Router:
             self.forwarded_total,
             self.cursor,
             self.failures > 0,
+            self.reason,
         )
 
-    def back_off(self, now_ns: int, *, pressed: bool = False) -> None:
+    def back_off(self, now_ns: int, reason: str = "", *, pressed: bool = False) -> None:
         """Wait before the next try.  A failed try before its time does not make the wait longer."""
         self.blocked = True
-        self.pressed = pressed
+        self.pressed, self.reason = pressed, reason
         if self.retry_ns <= now_ns:
             delay_ms = min(BACK_OFF_MS_MIN << min(self.failures, 16), BACK_OFF_MS_MAX)
             self.failures += 1
@@ -188,6 +192,7 @@ class Router:
         """End the waiting: a pass has placed its copies."""
         self.blocked = self.pressed = False
         self.failures = self.retry_ns = 0
+        self.reason = ""
 
 
 def filter_tuple(match: TagMatch | None) -> tuple[str, str, str] | None:

@@ -62,8 +62,13 @@ def capture(state: EngineState, topic: Topic, *, clean: bool = False) -> Capture
     """
     if not topic.ephemeral:
         topic.count_as_logged(topic.head)
-    blocks = topic.blocks.since(max(topic.sealed_to, topic.base) + 1)
-    held = topic.bytes
+    base = topic.kept_base
+    blocks = topic.blocks.since(max(topic.sealed_to, base) + 1)
+    held, holes = topic.bytes, topic.holes
+    delete_floor = max(topic.delete_floor, topic.base)
+    if topic.kept_for_forks:
+        # To itself it has nothing left; which of its rows are needed, its forks say.
+        held, holes, delete_floor = 0, None, topic.head
     sealed_to = topic.head
     if topic.ephemeral:
         # Only what was written under another class before is ever stored.
@@ -80,16 +85,17 @@ def capture(state: EngineState, topic: Topic, *, clean: bool = False) -> Capture
         config=topic.config.encode(),
         head=topic.head,
         sealed_to=sealed_to,
-        last_ts=topic.last_ts,
+        # Of what is staged a stream says nothing: a client may have named any time.
+        last_ts=topic.last_ts if topic.stream is None else topic.blocks.last_ts,
         created_ms=topic.created_ms,
         evict_floor_cap=topic.cap_floor,
         evict_floor_ttl=topic.ttl_floor,
         evict_floor_crash=topic.crash_floor,
         trim_floor=topic.trim_floor,
-        delete_floor=max(topic.delete_floor, topic.base),
+        delete_floor=delete_floor,
         reserved_to=topic.head if clean else reserved_to(topic),
         bytes=held,
-        holes=topic.holes.serialize() if topic.holes else b"",
+        holes=holes.serialize() if holes else b"",
         gaps=list(topic.gaps) if topic.gaps else _NO_RANGES,
         producers=producers,
         state=topic.state,
@@ -104,7 +110,7 @@ def capture(state: EngineState, topic: Topic, *, clean: bool = False) -> Capture
         older_appends=older_appends,
     )
     topic.begin_sealing(sealed_to)
-    return Capture(topic, saved, blocks, topic.base, topic.sealing_bytes)
+    return Capture(topic, saved, blocks, base, topic.sealing_bytes)
 
 
 def reserved_to(topic: Topic) -> int:

@@ -74,10 +74,8 @@ class SealedFiles:
         self.bytes_total = 0
 
     def note_live(self, topic: Topic) -> None:
-        holes = topic.holes
-        self._liveness[topic.id] = TopicLiveness(
-            topic.base + 1, holes.copy() if holes is not None else None
-        )
+        """Count from now on what a topic, or a fork of it, does not need any more as dead."""
+        self._liveness[topic.id] = TopicLiveness(topic.kept_base + 1, topic.kept_holes())
 
     def note_removed(self, topic_id: int) -> None:
         self._liveness.pop(topic_id, None)

@@ -6,7 +6,7 @@ such, so that dropping a few blocks at a time stays cheap however long the list.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import cast
@@ -14,7 +14,7 @@ from typing import cast
 from headrace.storage.block import Block
 
 _COMPACT_MIN = 64
-_FIRST_SEQ, _LAST_SEQ = attrgetter("first_seq"), attrgetter("last_seq")
+_FIRST_SEQ, _LAST_SEQ, _TS = map(attrgetter, ("first_seq", "last_seq", "ts"))
 # In the place of a block that was dropped; nothing looks at such places.
 _DROPPED = cast(Block, None)
 
@@ -22,12 +22,13 @@ _DROPPED = cast(Block, None)
 class BlockList:
     """Blocks in ascending, disjoint seq ranges."""
 
-    __slots__ = ("_low", "stored")
+    __slots__ = ("_dropped_ts", "_low", "stored")
 
     def __init__(self) -> None:
         # New blocks are appended here, without a call of ours for each.
         self.stored: list[Block] = []
         self._low = 0
+        self._dropped_ts = 0  # of the last record of all, while none is in memory
 
     def __len__(self) -> int:
         return len(self.stored) - self._low
@@ -39,6 +40,16 @@ class BlockList:
     def first(self) -> Block | None:
         return self.stored[self._low] if self._low < len(self.stored) else None
 
+    @property
+    def last_ts(self) -> int:
+        """The timestamp of the last record of all, in memory or not; 0: there was none."""
+        return self.stored[-1].ts if self.stored else self._dropped_ts
+
+    def begin_behind(self, ts: int) -> None:
+        """Hold none of the records that there are, whose last one has this timestamp."""
+        assert not self.stored, len(self.stored)
+        self._dropped_ts = ts
+
     def pop_first(self) -> Block:
         block = self.stored[self._low]
         self.drop_first(1)
@@ -48,6 +59,8 @@ class BlockList:
         """Let go of the oldest `count` blocks."""
         blocks, low = self.stored, self._low
         assert count <= len(blocks) - low, (count, len(blocks), low)
+        if count and low + count == len(blocks):
+            self._dropped_ts = blocks[-1].ts
         blocks[low : low + count] = [_DROPPED] * count
         self._low = low = low + count
         if low == len(blocks) or (low >= _COMPACT_MIN and low * 2 >= len(blocks)):
@@ -81,6 +94,12 @@ class BlockList:
         while index < len(blocks):
             yield blocks[index]
             index += 1
+
+    def from_ts(self, ts: int, seq: int) -> Block | None:
+        """The first block from `seq` on that has a record with this timestamp or a later one."""
+        blocks = self.stored
+        index = bisect_left(blocks, ts, self._index(seq), key=_TS)
+        return blocks[index] if index < len(blocks) else None
 
     def since(self, seq: int, count: int | None = None) -> list[Block]:
         """What `from_seq` gives, or the first `count` of it, as a list in one copy."""

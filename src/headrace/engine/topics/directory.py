@@ -24,6 +24,8 @@ class TopicDirectory:
         self.next_id = 1
         self.generation = 0
         self._names = NameIndex()  # the keys of `by_name`, once recovery is done
+        # Forks by the id of a parent that recovery has not met yet.
+        self._waiting_forks: dict[int, list[Topic]] = {}
 
     def find(self, name: str) -> Topic | None:
         """The topic of this name, live or being created."""
@@ -45,12 +47,14 @@ class TopicDirectory:
     # While the engine runs
 
     def add(self, topic: Topic) -> None:
-        """Add a new topic under the next id."""
-        assert topic.id == self.next_id and topic.name not in self.by_name, topic.name
-        self.next_id += 1
+        """Add a new topic under the next id, or a later one."""
+        assert topic.id >= self.next_id and topic.name not in self.by_name, topic.name
+        self.next_id = topic.id + 1
         self.by_id[topic.id] = topic
         self.by_name[topic.name] = topic
         self._names.add(topic.name)
+        if topic.parent_id:
+            topic.link(self.by_id[topic.parent_id])
 
     def release_name(self, topic: Topic) -> None:
         """Free the name of a topic, if it is the topic's still."""
@@ -69,6 +73,10 @@ class TopicDirectory:
         """Take a topic out; its name was released, or another topic has it."""
         assert self.by_name.get(topic.name) is not topic, topic.name
         self.by_id.pop(topic.id, None)
+        if topic.parent is not None:
+            topic.unlink()
+        elif topic.parent_id in self._waiting_forks:
+            self._waiting_forks[topic.parent_id].remove(topic)
 
     # While it recovers
 
@@ -83,6 +91,14 @@ class TopicDirectory:
         named = self.by_name.get(topic.name)
         if named is None or named.id < topic.id:
             self.by_name[topic.name] = topic
+        for fork in self._waiting_forks.pop(topic.id, ()):
+            fork.link(topic)
+        if topic.parent_id:
+            parent = self.by_id.get(topic.parent_id)
+            if parent is None:
+                self._waiting_forks.setdefault(topic.parent_id, []).append(topic)
+            else:
+                topic.link(parent)
 
     def index_names(self) -> None:
         """Put the names in order, once all topics are restored."""

@@ -11,9 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from headrace.core.bounds import ByteBound
 from headrace.core.errors import (
-    ConfigError,
     HeadraceError,
     InvalidRequest,
     Throttled,
@@ -22,24 +20,26 @@ from headrace.core.errors import (
     TopicNotEmpty,
     TopicNotFound,
 )
+from headrace.core.limits import fork_depth_max
 from headrace.core.runtime import Ticket
 from headrace.core.steps import Line, Steps, follow_at_once
 from headrace.engine.forwarding_seam import Forwarding
 from headrace.engine.removal import retention
 from headrace.engine.state import EngineState
+from headrace.engine.streams import rules
 from headrace.engine.topics.config import TopicConfig
+from headrace.engine.topics.config_checks import ConfigChecks
 from headrace.engine.topics.names import check_name
+from headrace.engine.topics.reconfiguring import RESERVE_AT_CREATE, reconfigure
+from headrace.engine.topics.reconfiguring import Put as Put
 from headrace.engine.topics.topic import Topic
+from headrace.storage.block import Block
 from headrace.storage.wal.frame import (
-    ENTRY_FLOOR,
-    ENTRY_TOPIC_CONFIG,
     ENTRY_TOPIC_CREATE,
     ENTRY_TOPIC_DELETE,
-    Floor,
     TopicCreate,
     TopicDelete,
 )
-from headrace.storage.wal.frame import TopicConfig as TopicConfigEntry
 
 log = logging.getLogger("headrace.lifecycle")
 
@@ -47,17 +47,6 @@ Allowed = Callable[[str], bool]
 
 # Deletes of topics that routers read from, waiting for their turn.
 CLOSING_MAX = 10_000
-# Seqs that may be used before the first sync of a reservation.
-RESERVE_AT_CREATE = 256
-
-
-class Put(NamedTuple):
-    """A topic as it is configured now, and whether this call created it."""
-
-    topic: str
-    epoch: int
-    config: TopicConfig
-    created: bool
 
 
 class Deleted(NamedTuple):
@@ -73,7 +62,7 @@ class Lifecycle:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
-        self._bytes = ByteBound("topic config", state.settings, fix="use a shorter dead_letter")
+        self._configs = ConfigChecks(state)
         # One after the other: two sources that feed each other would wait for each other.
         self._closing = Line(
             state.runtime, follow_at_once, waiting_max=CLOSING_MAX, what="deletes of sources"
@@ -84,18 +73,66 @@ class Lifecycle:
         if not create:
             raise TopicNotFound.named(name)
         check_name(name)
-        check_dead_letter(name, config)
-        self._check_bytes(config, None)
-        self._check_cold_reads(config)
+        self._configs.check_dead_letter(name, config)
+        self._configs.check_bytes(config, None)
+        self._configs.check_cold_reads(config)
         self.check_topics_max()
 
     def new_for_append(self, name: str, config: TopicConfig) -> Topic:
         """The topic that an append will create; nothing has changed yet."""
         return self._new(name, config)
 
+    def new_fork(
+        self, name: str, config: TopicConfig, parent: Topic, parent_to: int, state: bytes = b""
+    ) -> Topic:
+        """The same of a topic that begins with the records of `parent` up to `parent_to`.
+
+        Its first own seq is the one behind; `begin_for_append` creates it.
+        """
+        assert parent.live and parent_to <= parent.head, (parent.name, parent_to)
+        if config.type == "queue":
+            raise InvalidRequest(
+                f"{name!r} would be a queue, and jobs cannot be inherited",
+                fix="fork it as a stream",
+                detail={"topic": name},
+            )
+        depth = 1 + sum(1 for _ in parent.ancestors())
+        if depth > fork_depth_max:
+            raise InvalidRequest(
+                f"{parent.name!r} is a fork of a fork, {depth - 1} times",
+                fix="fork one of those it descends from, or copy its records to a new topic",
+                detail={"limit": "fork_depth_max", "max": fork_depth_max},
+            )
+        topic = self._new(name, config, like=parent)
+        topic.set_state(state)
+        topic.inherit(parent.id, parent_to, parent.bequest(parent_to))
+        return topic
+
     def begin_for_append(self, topic: Topic, count: int) -> None:
         """Create it; the append is acknowledged after the creation, in log order."""
-        self._begin(topic, count + RESERVE_AT_CREATE, None)
+        self._begin(topic, topic.head + count + RESERVE_AT_CREATE, None)
+
+    def new_stream(self, name: str, config: TopicConfig, state: bytes) -> Topic:
+        """The same of a stream that is no fork; `begin_stream` creates it."""
+        topic = self._new(name, config)
+        topic.set_state(state)
+        return topic
+
+    def begin_stream(self, topic: Topic, block: Block | None, ticket: Ticket[Put]) -> None:
+        """Create a stream with its first records, all of it in one commit."""
+        count = 0 if block is None else block.count
+        if block is not None:
+            topic.stage(block, True, 0)
+        self._begin(topic, topic.head + count + RESERVE_AT_CREATE, ticket, block)
+
+    def fork(
+        self, name: str, config: TopicConfig, parent: Topic, parent_to: int, state: bytes = b""
+    ) -> Ticket[Put]:
+        """Create a fork, of a name that no topic has."""
+        ticket: Ticket[Put] = Ticket(self._state.runtime)
+        topic = self.new_fork(name, config, parent, parent_to, state)
+        self._begin(topic, parent_to + RESERVE_AT_CREATE, ticket)
+        return ticket
 
     def put(self, name: str, config: TopicConfig) -> Ticket[Put]:
         """Create a topic, or replace the config of the one that is there."""
@@ -105,11 +142,13 @@ class Lifecycle:
             if needed is not None:
                 state.loading.refuse(needed)
         ticket: Ticket[Put] = Ticket(state.runtime)
-        check_dead_letter(name, config)
+        self._configs.check_dead_letter(name, config)
         topic = state.find(name)
-        self._check_bytes(config, None if topic is None else topic.config)
+        if topic is not None:
+            rules.refuse_change(topic, "change of the config")
+        self._configs.check_bytes(config, None if topic is None else topic.config)
         if topic is None or not topic.config.cold_reads:
-            self._check_cold_reads(config)
+            self._configs.check_cold_reads(config)
         if topic is None:
             self._begin(self._new(name, config), RESERVE_AT_CREATE, ticket)
         elif topic.config.type != config.type:
@@ -125,7 +164,16 @@ class Lifecycle:
         elif topic.config == config and topic.live:
             ticket.resolve(Put(name, topic.epoch, config, False))
         else:
-            self._reconfigure(topic, config, ticket)
+            reconfigure(state, topic, config, ticket)
+        return ticket
+
+    def change_stream(self, topic: Topic, config: TopicConfig, stream: bytes | None) -> Ticket[Put]:
+        """Replace the config of a stream for its dialect, and its state in the same commit."""
+        self._configs.check_bytes(config, topic.config)
+        if not topic.config.cold_reads:
+            self._configs.check_cold_reads(config)
+        ticket: Ticket[Put] = Ticket(self._state.runtime)
+        reconfigure(self._state, topic, config, ticket, stream)
         return ticket
 
     def delete(
@@ -141,9 +189,20 @@ class Lifecycle:
         state.loading.refuse(name)
         ticket: Ticket[Deleted] = Ticket(state.runtime)
         topic = state.find(name)
-        if topic is None or not topic.live:
+        if topic is None or not topic.live or state.expiry.hides(topic):
             ticket.resolve(Deleted(name, False))
             return ticket
+        rules.refuse_change(topic, "delete")
+        return self._remove(topic, if_empty, allowed, ticket)
+
+    def remove(self, topic: Topic, *, if_empty: bool = False) -> Ticket[Deleted]:
+        """The same of a stream, for its dialect; one with forks is refused."""
+        return self._remove(topic, if_empty, None, Ticket(self._state.runtime))
+
+    def _remove(
+        self, topic: Topic, if_empty: bool, allowed: Allowed | None, ticket: Ticket[Deleted]
+    ) -> Ticket[Deleted]:
+        state = self._state
         self._refuse_delete(topic, if_empty, allowed)
         if state.forwarding is None or not state.forwarding.is_source(topic):
             return self._delete(topic, ticket)
@@ -179,6 +238,12 @@ class Lifecycle:
 
     def _refuse_delete(self, topic: Topic, if_empty: bool, allowed: Allowed | None) -> None:
         state = self._state
+        if topic.forks is not None:
+            raise TopicInUse(
+                f"{len(topic.forks)} forks of {topic.name!r} share its records",
+                fix="delete the forks first",
+                detail={"topic": topic.name, "forks": len(topic.forks)},
+            )
         state.refuse_writes(state.shard_of(topic.id), frees=True)
         retention.enforce(state, topic)
         count = topic.count + topic.staged_count
@@ -225,54 +290,68 @@ class Lifecycle:
         state.log(topic, ENTRY_TOPIC_DELETE, TopicDelete(topic.epoch), needs_sync=True, done=done)
         return ticket
 
-    def _new(self, name: str, config: TopicConfig) -> Topic:
-        """A topic of the next id, or a refusal."""
+    def _new(self, name: str, config: TopicConfig, like: Topic | None = None) -> Topic:
+        """A topic of the next id, or a refusal; `like`: its log has to be that of this one.
+
+        So the log has the creation of a fork behind all that it inherits.
+        """
         state = self._state
         check_name(name)
         self.check_topics_max()
         topic_id = state.topics.next_id
-        state.refuse_writes(state.shard_of(topic_id))
+        shard = state.shard_of(topic_id)
+        while like is not None and shard is not state.shard_of(like.id):
+            topic_id += 1
+            shard = state.shard_of(topic_id)
+        state.refuse_writes(shard)
         epoch, now = state.topics.epoch_of(topic_id), state.clock.now_ms()
         topic = Topic(topic_id, name, epoch, config, state.totals, now)
         topic.begin_sync()
         return topic
 
-    def _begin(self, topic: Topic, reserved_to: int, ticket: Ticket[Put] | None) -> None:
-        """Add a new topic, and log its creation."""
+    def _begin(
+        self,
+        topic: Topic,
+        reserved_to: int,
+        ticket: Ticket[Put] | None,
+        block: Block | None = None,
+    ) -> None:
+        """Add a new topic, and log its creation, with its first records if they are given."""
         state, config = self._state, topic.config
         state.topics.add(topic)
 
         def done(error: HeadraceError | None) -> None:
             topic.end_sync()
             if error is not None:
+                if block is not None:
+                    topic.unstage(block.first_seq, block, True, 0)
                 state.topics.release_name(topic)
                 state.topics.remove(topic)
+                state.release_inherited(topic)
                 if ticket is not None:
                     ticket.fail(error)
                 return
             topic.go_live(reserved_to)
             state.totals.add(topic)
+            if block is not None:
+                topic.publish(block, True, True, 0, state.shard_of(topic.id))
             if ticket is not None:
                 ticket.resolve(Put(topic.name, topic.epoch, config, True))
             state.tell_created(topic)
 
-        entry = TopicCreate(topic.name, topic.epoch, config.encode(), reserved_to, topic.created_ms)
-        state.log(topic, ENTRY_TOPIC_CREATE, entry, needs_sync=True, done=done)
-
-    def _check_bytes(self, config: TopicConfig, before: TopicConfig | None) -> None:
-        """Refuse names that hold too much, unless they are the ones there are."""
-        size, held = config.name_bytes, 0 if before is None else before.name_bytes
-        if size and config != before:
-            self._bytes.count(self._state.totals.config_bytes)
-            self._bytes.check(size, instead_of=held)
-
-    def _check_cold_reads(self, config: TopicConfig) -> None:
-        if config.cold_reads and self._state.archive is None:
-            raise ConfigError(
-                "this server cannot read a lake: the package deltalake is not there",
-                fix="pip install 'headrace[cold]' where `headrace serve` runs, and restart it",
-                detail={"field": "cold_reads"},
-            )
+        entry = TopicCreate(
+            topic.name,
+            topic.epoch,
+            config.encode(),
+            reserved_to,
+            topic.created_ms,
+            topic.parent_id,
+            topic.parent_to,
+            topic.state,
+            topic.bequest(topic.parent_to) if topic.parent_id else None,
+        )
+        behind = b"" if block is None else block.raw
+        state.log(topic, ENTRY_TOPIC_CREATE, entry, needs_sync=True, done=done, behind=behind)
 
     def check_topics_max(self, more: int = 1) -> None:
         """Refuse topics beyond what is allowed."""
@@ -283,45 +362,3 @@ class Lifecycle:
                 fix="delete topics, or raise HEADRACE_MAX_TOPICS",
                 detail={"limit": "max_topics", "max": topics_max},
             )
-
-    def _reconfigure(self, topic: Topic, config: TopicConfig, ticket: Ticket[Put]) -> None:
-        state = self._state
-        state.refuse_writes(state.shard_of(topic.id))
-        # What the old config took stays gone, whatever the new one would have kept.
-        retention.enforce(state, topic)
-        if topic.cap_floor or topic.ttl_floor:
-            floor = Floor(topic.cap_floor, topic.ttl_floor, topic.overtaken_seq)
-            state.log(topic, ENTRY_FLOOR, floor, needs_sync=False)
-        reserved_to = max(topic.reservation.valid_to, topic.staged + RESERVE_AT_CREATE)
-        topic.begin_config_change()
-
-        def done(error: HeadraceError | None) -> None:
-            topic.end_config_change()
-            if error is not None:
-                ticket.fail(error)
-                return
-            longer = config.idempotency_window_ms > topic.config.idempotency_window_ms
-            if longer and topic.is_logged:
-                state.keys.save_again(topic.id, config.idempotency_window_ms)
-            state.totals.reconfigured(topic.config, config)
-            topic.set_config(config)
-            state.update_overtaken(topic)
-            topic.reservation.raise_to(reserved_to)
-            topic.mark_changed()
-            retention.enforce(state, topic)
-            ticket.resolve(Put(topic.name, topic.epoch, config, False))
-
-        archived_to = max(topic.archived_seq, topic.archiving_to)
-        entry = TopicConfigEntry(config.encode(), reserved_to, topic.staged, archived_to)
-        state.log(topic, ENTRY_TOPIC_CONFIG, entry, needs_sync=True, done=done)
-
-
-def check_dead_letter(name: str, config: TopicConfig) -> None:
-    """A dead letter topic needs a valid name, and cannot be the queue itself."""
-    if config.dead_letter is None:
-        return
-    check_name(config.dead_letter)
-    if config.type == "queue" and config.dead_letter == name:
-        raise InvalidRequest(
-            f"{name!r} is its own dead letter topic", fix="name another topic for dead letters"
-        )

@@ -14,6 +14,7 @@ import msgspec
 from headrace.engine.removal import retention
 from headrace.engine.scheduling.priority import priority_of
 from headrace.engine.state import EngineState
+from headrace.engine.streams.state import StreamState
 from headrace.engine.topics.config import TopicConfig
 from headrace.engine.topics.topic import Topic
 
@@ -28,13 +29,14 @@ class TopicInfo(msgspec.Struct, frozen=True):
     head_seq: int
     earliest_seq: int
     count: int
-    bytes: int
+    bytes: int  # of a fork about
     config: TopicConfig
     last_write_ms: int  # 0: never
     last_read_ms: int = 0  # 0: never since the start
     effective_priority: int = 0
     archived_seq: int = 0  # records up to here are in an archive, too; 0: never told
     overtaken_seq: int = 0  # the last record that retention took before that; 0: none
+    stream: StreamState | None = None  # None: the topic is no stream
 
     @property
     def next_seq(self) -> int:
@@ -60,13 +62,14 @@ def info_of(state: EngineState, topic: Topic, *, touch: bool = False) -> TopicIn
         topic.head,
         topic.earliest_seq,
         topic.count,
-        topic.bytes,
+        topic.shown_bytes,
         topic.config,
         topic.last_write_ms,
         topic.last_read_ms,
         priority_of(topic, now),
         topic.archived_seq,
         topic.overtaken_seq,
+        topic.stream,
     )
 
 
@@ -95,7 +98,7 @@ def page_of(
             turned_down += 1
             continue
         topic = state.by_name[name]
-        if topic.live:
+        if topic.live and not (topic.stream and state.expiry.hides(topic)):
             found.append(topic)
     infos = [info_of(state, topic, touch=touch) for topic in found]
     return TopicPage(infos, after if more else None)

@@ -269,12 +269,6 @@ class LiveSeqs:
         """Remember what a cap and a TTL have to leave until it is archived."""
         self.held_by_cap, self.held_by_ttl = by_cap, by_ttl
 
-    def recount(self) -> None:
-        """Count the live records in the totals, however they have changed."""
-        count = self.count
-        self.totals.records += count - self.counted
-        self.counted = count
-
     def add_gap(self, first: int, last: int) -> None:
         """A crash took these seqs: nothing was ever stored under them."""
         assert self.head < first <= last, (self.head, first, last)

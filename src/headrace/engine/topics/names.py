@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.limits import topic_name_bytes_max
+from headrace.core.limits import any_text_prefix, topic_name_bytes_max
 
 
 class NameIndex:
@@ -55,7 +55,10 @@ class NameIndex:
 
 
 def check_name(name: str) -> None:
-    """Engine names: 1 to 600 bytes of UTF-8, no control characters; dialects are stricter."""
+    """Engine names: 1 to 600 bytes of UTF-8, no control characters; dialects are stricter.
+
+    Those of S2 may have any but NUL.
+    """
     if not isinstance(name, str):
         raise InvalidRequest(f"topic name is {name!r}", fix="send a string")
     try:
@@ -66,5 +69,9 @@ def check_name(name: str) -> None:
         raise InvalidRequest(
             f"topic name has {length} bytes", fix=f"use 1 to {topic_name_bytes_max}"
         )
-    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in name):
+    if name.startswith(any_text_prefix):
+        controls = "\0" in name
+    else:
+        controls = any(ord(character) < 0x20 or ord(character) == 0x7F for character in name)
+    if controls:
         raise InvalidRequest("topic name has a control character", fix="leave it out")

@@ -14,14 +14,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import accumulate
 
-from headrace.engine.topics.live_seqs import LiveSeqs
+from headrace.engine.topics.forks import ForkedSeqs
 from headrace.engine.topics.tag_index import TagIndex
 from headrace.engine.topics.totals import Totals
 from headrace.storage.block import BLOCK_OBJECTS_BYTES
 from headrace.storage.snapshot.state import TopicState
 
 
-class StoredBlocks(LiveSeqs):
+class StoredBlocks(ForkedSeqs):
     """The records of one topic, by where they are."""
 
     __slots__ = (
@@ -39,7 +39,7 @@ class StoredBlocks(LiveSeqs):
         super().__init__(name, totals)
         self.sealed_to = 0  # records up to here are in files
         self.logged_to = 0  # the last record that is in the log or in a file
-        self.unlogged_to = 0  # the last record since the start that is not in the log itself
+        self.unlogged_to = 0  # the last record that is inherited, or of this run and not logged
         self.sealing_to = 0  # up to here they are on their way to a file; 0 when none is
         self.sealing_bytes = 0
         self.unsealed_bytes = 0  # of blocks in memory that are neither
@@ -63,9 +63,9 @@ class StoredBlocks(LiveSeqs):
             self.ephemeral_bytes = 0
 
     def drop_dead_blocks(self) -> None:
-        """Drop from memory the blocks that are dead."""
-        first = self.blocks.first
-        while first is not None and first.last_seq <= self.base:
+        """Drop from memory the blocks that are dead, here and in every fork."""
+        first, base = self.blocks.first, self.kept_base
+        while first is not None and first.last_seq <= base:
             self._drop_first()
             first = self.blocks.first
 

@@ -2,9 +2,9 @@
 
 Only this file stages and publishes blocks, whether an append, a router or recovery brings them.
 Which seqs are alive is in `live_seqs.py`, where their records are in `stored_blocks.py`, what an
-archive has of them in `archived_seqs.py`: a topic is all of that.  Any part may read its
-attributes; every change is a method here or there, and keeps the sums over all topics in step
-(`totals.py`).
+archive has of them in `archived_seqs.py`, what a dialect keeps in `streamed_topic.py`: a topic is
+all of that.  Any part may read its attributes; every change is a method here or there, and keeps
+the sums over all topics in step (`totals.py`).
 
 Nothing here waits, writes or knows time.
 """
@@ -17,25 +17,22 @@ from headrace.core.clock import EngineClock
 from headrace.core.runtime import Thunk
 from headrace.engine.appending.producers import TopicProducers
 from headrace.engine.queues.state import QueueState
-from headrace.engine.topics.archived_seqs import ArchivedSeqs
 from headrace.engine.topics.config import EPHEMERAL, FSYNC, TopicConfig, decode_config
 from headrace.engine.topics.reservation import Log, Reservation
+from headrace.engine.topics.streamed_topic import StreamedTopic
 from headrace.engine.topics.totals import Totals
 from headrace.storage.block import BLOCK_OBJECTS_BYTES, Block
 from headrace.storage.snapshot.state import TopicState
-from headrace.storage.wal.frame import TopicCreate
+from headrace.storage.wal.frame import Inherited, TopicCreate
 
 
-class Topic(ArchivedSeqs):
+class Topic(StreamedTopic):
     """State of one topic.  Owned by the loop thread."""
 
     __slots__ = (
         "archiving_to",
-        "bounded",
         "changing",
-        "closed",
         "created_ms",
-        "ephemeral",
         "epoch",
         "id",
         "last_read_ms",
@@ -43,14 +40,10 @@ class Topic(ArchivedSeqs):
         "last_write_ms",
         "live",
         "needs_sync",
-        "ordinary",
-        "parent_id",
-        "parent_to",
         "producers",
         "reservation",
         "staged_bytes",
         "staged_count",
-        "state",
         "unsettled_syncs",
         "waiters",
     )
@@ -70,7 +63,6 @@ class Topic(ArchivedSeqs):
         self.created_ms = created_ms
         self.live = False  # its creation is durable
         self.changing = 0  # configs on their way to the log
-        self.closed = 0  # deletes that copy the last records, so that no more may come
         self.set_config(config)
         self.staged_count = 0  # records and bytes staged but not yet visible
         self.staged_bytes = 0
@@ -79,9 +71,6 @@ class Topic(ArchivedSeqs):
         self.last_write_ms = 0
         self.last_read_ms = 0  # when it was last consumed; 0: never since the start
         self.producers: TopicProducers | None = None
-        self.state = b""
-        self.parent_id = 0
-        self.parent_to = 0
         self.unsettled_syncs = 0  # commits in flight that wait for a sync
         self.reservation = Reservation()
         self.waiters: list[Thunk] | None = None  # called, once, at the next change
@@ -95,12 +84,14 @@ class Topic(ArchivedSeqs):
         topic._restore_seqs(saved)
         topic._restore_bounds(saved)
         topic.last_ts = saved.last_ts
+        topic.blocks.begin_behind(saved.last_ts)
         topic.last_write_ms = saved.last_write_ms
         topic.reservation.raise_to(saved.reserved_to)
-        topic.state = saved.state
+        topic.set_state(saved.state)
         topic.queue = queue
         topic._restore_archived(saved)
         topic.parent_id, topic.parent_to = saved.parent_id, saved.parent_to
+        topic.unlogged_to = saved.parent_to
         if saved.producers:
             topic.producers = TopicProducers(saved.producers, saved.older_appends)
         return topic
@@ -112,9 +103,21 @@ class Topic(ArchivedSeqs):
         topic = cls(topic_id, create.name, create.epoch, config, totals, create.created_ms)
         topic.live = True
         topic.reservation.raise_to(create.reserved_to)
-        topic.parent_id, topic.parent_to = create.parent_id, create.parent_to
-        topic.state = create.state
+        topic.set_state(create.state)
+        if create.parent_id:
+            topic.inherit(create.parent_id, create.parent_to, create.inherited or Inherited())
         return topic
+
+    def inherit(self, parent_id: int, to: int, bequest: Inherited) -> None:
+        """Begin as a fork with the records of its parent up to `to`."""
+        self._take_bequest(parent_id, to, bequest)
+        # Nothing of it is this topic's to seal, and nothing of it is in the log under its id.
+        self.sealed_to = self.logged_to = self.unlogged_to = to
+        self.last_ts = bequest.last_ts
+        self.blocks.begin_behind(bequest.last_ts)
+        self.reservation.begin(to, synced=False)
+        if self.deleted is not None:
+            self.deleted = self._deletes_held()
 
     # Life and config
 
@@ -137,6 +140,8 @@ class Topic(ArchivedSeqs):
         self.live = True
         self.reservation.raise_to(reserved_to)
         self.totals.changed[self.id] = self
+        if self.parent_to and self.totals.journal is not None:
+            self.totals.journal.note(self.id, 0)  # to its readers all that it inherits is new
 
     def begin_serving(self) -> None:
         """Give out seqs again, after a recovery, from the head on."""
@@ -174,20 +179,6 @@ class Topic(ArchivedSeqs):
         """That config is on disk, or failed."""
         self.end_sync()
         self.changing -= 1
-
-    def close_to_writers(self) -> None:
-        """Take no more records: a delete copies the last ones to where routers lead."""
-        self.closed += 1
-        self._look_whether_ordinary()
-
-    def open_to_writers(self) -> None:
-        """Take records again: that delete failed."""
-        self.closed -= 1
-        self._look_whether_ordinary()
-
-    def _look_whether_ordinary(self) -> None:
-        # Nothing about the topic itself can refuse an append.
-        self.ordinary = not (self.closed or self.ephemeral or self.bounded)
 
     @property
     def is_logged(self) -> bool:
@@ -248,6 +239,8 @@ class Topic(ArchivedSeqs):
         if needs_sync:
             self.unsettled_syncs -= 1
         self.staged = min(self.staged, first_seq - 1)
+        if self.stream is not None and self.staged == self.head:
+            self.last_ts = self.blocks.last_ts  # a client may have named any time
         if reserve:
             self.reservation.failed()
         assert self.staged_count >= 0 and self.unsettled_syncs >= 0, self.name
@@ -331,10 +324,6 @@ class Topic(ArchivedSeqs):
         if self.producers is None:
             self.producers = TopicProducers()
         return self.producers
-
-    def set_state(self, state: bytes) -> None:
-        """Keep the state that a writer committed with its records."""
-        self.state = state
 
     def make_queue(self) -> QueueState:
         """The state of the topic's jobs, made on first use."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from headrace.engine.topics.config import DISK, EPHEMERAL, FSYNC, MEMORY, TopicConfig
 
 if TYPE_CHECKING:
+    from headrace.engine.streams.state import StreamState
     from headrace.engine.topics.topic import Topic
 
 
@@ -39,12 +40,15 @@ class Totals:
         "changed",
         "config_bytes",
         "ephemeral_bytes",
+        "forks",
         "journal",
         "queues",
         "records",
         "removed",
         "resident_bytes",
+        "soft_deleted",
         "staged_bytes",
+        "streams",
         "tag_index_bytes",
         "topics",
         "unsealed_bytes",
@@ -61,6 +65,9 @@ class Totals:
         self.config_bytes = 0  # of the names in configs
         self.topics = 0
         self.queues = 0
+        self.streams = 0  # those of `soft_deleted` too
+        self.forks = 0  # of these
+        self.soft_deleted = 0  # streams that are kept for their forks alone
         self.bounded = 0  # topics with a cap or a TTL
         self.by_class: dict[str, int] = dict.fromkeys((EPHEMERAL, MEMORY, DISK, FSYNC), 0)
         self.journal: Journal | None = None  # told of every publish
@@ -72,6 +79,7 @@ class Totals:
     def build(self, topics: Iterable[Topic]) -> None:
         """Count these topics and no others."""
         self.topics = self.queues = self.bounded = self.config_bytes = 0
+        self.streams = self.forks = self.soft_deleted = 0
         self.by_class.update(dict.fromkeys(self.by_class, 0))
         for topic in topics:
             self.add(topic)
@@ -81,16 +89,33 @@ class Totals:
         """Count a topic that exists from now on."""
         assert topic.totals is self, topic.name
         self._count_config(topic.config, 1)
+        self._count_stream(topic, 1)
         topic.recount()
 
     def remove(self, topic: Topic) -> None:
-        """Take a topic that was added out of the counts by class."""
+        """Take a topic that was added out of the counts by class and of streams."""
         self._count_config(topic.config, -1)
+        self._count_stream(topic, -1)
 
     def reconfigured(self, before: TopicConfig, after: TopicConfig) -> None:
         """Count a topic under its new config."""
         self._count_config(before, -1)
         self._count_config(after, 1)
+
+    def _count_stream(self, topic: Topic, by: int) -> None:
+        stream = topic.stream
+        if stream is None:
+            return
+        self.streams += by
+        if topic.parent_id:
+            self.forks += by
+        if stream.deleted:
+            self.soft_deleted += by
+
+    def restated(self, before: StreamState | None, after: StreamState | None) -> None:
+        """Count a stream under its new state; what is not counted yet is by `add` and `build`."""
+        if before is not None and after is not None:
+            self.soft_deleted += after.deleted - before.deleted
 
     def _count_config(self, config: TopicConfig, by: int) -> None:
         assert config.durability is not None
