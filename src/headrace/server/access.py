@@ -3,11 +3,12 @@
 The rules this file alone owns.  With keys: a probe is open, then 401 for no known key, 429 for a
 key with too many requests in progress, 403 for a missing scope, 403 for a name outside the key's
 prefixes; a path that no route has is refused in the same order before the caller learns that it is
-unknown.  Without keys: a server on loopback answers only to its own names, and no web page of
-another origin may change anything or open a WebSocket, so that a page that a developer visits
-cannot use the developer's server.  Which name a request is about, what an unknown path needs, and
-which headers a web page may send and see, its dialect says.  What is in a body, and a session's own
-binding, handlers check.
+unknown.  Who is known to a dialect alone, by a token of its own, has the limits of a key.  Without
+keys: a server on loopback answers only to its own names, and no web page of another origin may
+change anything or open a WebSocket, so that a page that a developer visits cannot use the
+developer's server.  Which name a request is about, what an unknown path needs, and which headers a
+web page may send and see, its dialect says.  What is in a body, and a session's own binding,
+handlers check.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from headrace.metrics.requests import UNROUTED
 from headrace.server.auth import ApiKey, KeyRing, bearer_token, query_token
 from headrace.server.network import host_of, is_loopback
 from headrace.wire.dialect import Cors
-from headrace.wire.exchange import Exchange, Headers
+from headrace.wire.exchange import Exchange, Headers, HeldKey
 from headrace.wire.routes import Route, is_read
 
 _SAFE_METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
@@ -46,7 +47,7 @@ class AccessControl:
         self._probe_auth = settings.probe_auth
         self._in_flight_max = settings.max_inflight_per_key
         # Requests that hold a slot: one is given back once, however often `release` is called.
-        self._holders: dict[Exchange, ApiKey] = {}
+        self._holders: dict[Exchange, HeldKey] = {}
         self._hosts: _HostRule | None = None
         self._known_hosts: set[bytes | None] = set()
         if not keys and is_loopback(settings.host):
@@ -62,7 +63,8 @@ class AccessControl:
         """Let a request in, or raise.
 
         For a path or method that nothing serves, `route` is that of `RouteTable.unrouted`.  A
-        browser's question whether a page may send a request is answered here.
+        browser's question whether a page may send a request is answered here, unless a dialect
+        has a row for it.
         """
         headers = exchange.headers
         if self._keys_only:
@@ -72,7 +74,8 @@ class AccessControl:
             return  # without keys nearly every request
         if self._hosts is not None:
             self._hosts.check(headers.get(b"host"))
-        if self._origins and exchange.method == "OPTIONS" and _is_preflight(headers):
+        asks = self._origins and exchange.method == "OPTIONS" and route.method != "OPTIONS"
+        if asks and _is_preflight(headers):
             self._origins.check(headers[b"origin"], headers.get(b"host", b""))
             exchange.answer(204, b"", headers=route.dialect.cors.preflight())
             return
@@ -114,22 +117,22 @@ class AccessControl:
         if token is None and route.token_query:
             token = query_token(exchange.query)
         key = None if token is None else self._keys.find(token)
-        if route.own_auth:
-            exchange.key = key
-            return
         if key is None:
+            if route.own_auth:
+                self._admit_own(exchange, route)
+                return
             raise Unauthorized(
                 "no API key" if token is None else "no such API key",
                 fix="send the header `Authorization: Bearer <key>`",
             )
         needs_slot = not route.long_lived and not exchange.long_lived
         if 0 < self._in_flight_max <= key.in_flight and needs_slot:
-            raise Throttled(
-                f"this key has {self._in_flight_max} requests in progress",
-                fix="wait for one of them to end",
-            )
+            raise self._too_many()
         unrouted = route.template == UNROUTED
-        if unrouted:
+        name = None
+        if route.own_auth:
+            pass  # what the key may do, the handler decides
+        elif unrouted:
             scopes, name = route.dialect.required_by_unknown(exchange.method, exchange.path)
             _check_scopes(key, scopes)
         else:
@@ -143,6 +146,26 @@ class AccessControl:
             assert exchange not in self._holders
             key.in_flight += 1
             self._holders[exchange] = key
+
+    def _admit_own(self, exchange: Exchange, route: Route) -> None:
+        """Hold whoever is known to the dialect alone to the limits of a key."""
+        key = route.dialect.own_key(exchange)
+        if key is None:
+            return
+        if route.long_lived or exchange.long_lived:
+            exchange.key = key
+            return
+        if 0 < self._in_flight_max <= key.in_flight:
+            raise self._too_many()
+        exchange.key = key
+        key.in_flight += 1
+        self._holders[exchange] = key
+
+    def _too_many(self) -> Throttled:
+        return Throttled(
+            f"this key has {self._in_flight_max} requests in progress",
+            fix="wait for one of them to end",
+        )
 
     def response_headers(self, exchange: Exchange, cors: Cors) -> Headers:
         """What every answer to a web page carries; nothing unless `cors_origins` is set."""

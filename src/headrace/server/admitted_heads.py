@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from headrace.core.limits import KIB
+from headrace.metrics.requests import AnswersOf
 from headrace.server.turn import TurnGroup
-from headrace.wire.exchange import Exchange
+from headrace.wire.exchange import Exchange, Headers
 
 if TYPE_CHECKING:
     from headrace.server.app import App
@@ -27,25 +28,49 @@ _NEVER: Final = KIB**5
 class AdmittedHead:
     """What is settled for all requests with one head."""
 
-    __slots__ = ("compressed_from", "durations_ns", "group", "needs_key", "route", "total")
+    __slots__ = (
+        "_metrics", "compressed_from", "counted", "ends", "group", "lines", "needs_key", "route",
+        "total",
+    )  # fmt: skip
 
     def __init__(self, app: App, exchange: Exchange, *, needs_key: bool) -> None:
         route = exchange.route
         assert route is not None
         self.route = route
         self.needs_key = needs_key  # each request has to show one that may do this
-        counted = app.metrics.answers_of(route, 200)
+        self._metrics = app.metrics
         self.group: TurnGroup = app.turn.group_of(route)
-        # Of answers with status 200.
-        self.total, self.durations_ns = counted
+        # What every answer of the dialect carries, as header lines; and that with the blank line.
+        self.lines = header_lines(route.dialect.headers)
+        self.ends = b"\r\n%b\r\n" % self.lines
+        self.counted = app.metrics.answers_of(route, 200)  # of answers with status 200
+        self.total = self.counted.total
         # The length from which an answer may have to be compressed.
         accepts = b"accept-encoding" in exchange.headers
         self.compressed_from = app.settings.compress_bytes_min if accepts else _NEVER
 
     def count(self, durations_ns: Sequence[int]) -> None:
         """Count requests of the route that were answered with status 200, by the time of each."""
-        self.total.value += len(durations_ns)
-        self.durations_ns.observe_all(durations_ns)
+        self.counted.add(durations_ns)
+
+    def answers_of(self, status: int) -> AnswersOf:
+        """What counts answers of the route that have another status."""
+        return self._metrics.answers_of(self.route, status)
+
+
+def header_lines(headers: Headers) -> bytes:
+    """Headers as HTTP/1.1 writes them.
+
+    >>> header_lines([(b"etag", b"1")])
+    b'etag: 1\\r\\n'
+    """
+    if len(headers) == 1:
+        lines = b"%b: %b\r\n" % headers[0]
+    else:
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    # A value with a line break in it would be another header.
+    assert lines.count(b"\n") == len(headers), headers
+    return lines
 
 
 def admitted_head(app: App, exchange: Exchange) -> AdmittedHead | None:
@@ -53,7 +78,8 @@ def admitted_head(app: App, exchange: Exchange) -> AdmittedHead | None:
     route = exchange.route
     if route is None or route.turn_handler is None or route.long_lived or exchange.long_lived:
         return None
-    if route.dialect.adds_headers or exchange.method == "HEAD" or exchange.streamed:
+    # Which headers an answer gets beside those of its dialect depends on who asks.
+    if app.access.adds_headers or exchange.method == "HEAD" or exchange.streamed:
         return None
     if b"content-encoding" in exchange.headers:
         return None

@@ -228,13 +228,13 @@ class App:
         route = exchange.route
         try:
             self.access.admit(exchange, route or self.routes.unrouted(exchange.path))
+            if route is None:
+                self.routes.match(exchange.method, exchange.path)
+            else:
+                route.dialect.check_head(exchange)
         finally:
             self.access.release(exchange)
             exchange.key = None
-        if route is None:
-            self.routes.match(exchange.method, exchange.path)
-        else:
-            route.dialect.check_head(exchange)
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later."""
@@ -303,6 +303,8 @@ class App:
         body, bytes_max = exchange.body, self.settings.body_bytes_max
         route = exchange.route
         assert route is not None
+        if route.dialect.body_bytes_max is not None:
+            bytes_max = min(bytes_max, route.dialect.body_bytes_max)
         route.dialect.check_head(exchange)
 
         def decoded(value: object, error: BaseException | None) -> None:

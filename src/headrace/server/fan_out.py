@@ -1,9 +1,9 @@
-"""Writing the same bytes to very many connections.
+"""Writing bytes past transports: the same to very many connections, or many to one.
 
-Only this file writes to a socket beside its transport, and only inside one call on the loop thread,
-so that no transport changes meanwhile and none is closed.  The bytes are framed once, and between
-two writes no bytecode runs.  What the kernel does not take whole goes on through the transport,
-which also finds out what is wrong with a connection that takes nothing.
+Only this file writes bytes to a socket beside its transport, and only inside one call on the loop
+thread, so that no transport changes meanwhile and none is closed.  What goes to many is framed
+once, and between two writes no bytecode runs.  What the kernel does not take whole goes on through
+the transport, which also finds out what is wrong with a connection that takes nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +38,17 @@ def write_to_all(outlets: Sequence[Outlet], data: bytes) -> None:
             for outlet, count in zip(outlets, taken, strict=True):
                 if count < size:
                     outlet.write_framed(framed[count:])
+
+
+def write_now(descriptor: int, data: bytes | memoryview) -> int:
+    """Write what the kernel takes at once, and return how much that was.
+
+    It raises if the connection has failed: of one that is not read from nobody else would hear it.
+    """
+    try:
+        return os.write(descriptor, data)
+    except BlockingIOError:
+        return 0
 
 
 def _write_each(descriptors: Sequence[int], data: bytes) -> list[int]:

@@ -12,15 +12,23 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, cast
 
 from headrace.core.telemetry import Counter
+from headrace.metrics.requests import AnswersOf
+from headrace.server.admitted_heads import AdmittedHead, header_lines
 from headrace.server.app import RequestTarget
 from headrace.server.http1.outlet import Http1Outlet
 from headrace.server.http1.states import HALF_CLOSED, OPEN
 from headrace.server.served_exchange import ServedExchange
 from headrace.server.transport_exchange import BODILESS, OnBody, TransportExchange
-from headrace.wire.exchange import JSON, Headers, Outlet, WholeAnswer
+from headrace.wire.exchange import (
+    JSON,
+    EmptyAnswer,
+    Headers,
+    Outlet,
+    WholeAnswer,
+    filled_headers,
+)
 
 if TYPE_CHECKING:
-    from headrace.server.admitted_heads import AdmittedHead
     from headrace.server.http1.connection import Http1Connection
 
 OnAbort = Callable[[], None]
@@ -185,7 +193,7 @@ class Http1Exchange(TransportExchange):
                 assert b"\n" not in value, value
                 exchange.answered = True
                 # To join takes a third of the time of formatting.
-                ready = b"".join((start, _DIGITS[len(body)], before, value, b"\r\n\r\n", body))
+                ready = b"".join((start, _DIGITS[len(body)], before, value, head.ends, body))
                 if exchange.key is not None:
                     connection.app.access.release(exchange)
                 if head.total is not total:
@@ -202,6 +210,50 @@ class Http1Exchange(TransportExchange):
         if last is not None:
             last.count(durations_ns)
 
+    @staticmethod
+    def answer_empty(answers: Sequence[EmptyAnswer], status: int, lines: bytes) -> None:
+        start = _STATUS_LINES[status]
+        if status not in BODILESS:
+            start += b"content-length: 0\r\n"
+        last: AdmittedHead | None = None
+        template, breaks = b"", 0
+        counted: AnswersOf | None = None
+        durations_ns: list[int] = []
+        now_ns = 0
+        # As in `answer_all`.
+        for exchange, values in cast("Sequence[tuple[Http1Exchange, tuple[int, ...]]]", answers):
+            head, connection = exchange.admitted, exchange._connection
+            try:
+                if (
+                    head is None
+                    or len(connection.queue) != 1
+                    or connection.answering is not OPEN
+                    or exchange.answered
+                ):
+                    headers = filled_headers(lines, values)
+                    ServedExchange.answer(exchange, status, b"", b"", headers)
+                    continue
+                if last is None or head.route is not last.route:
+                    if counted is not None:
+                        counted.add(durations_ns)
+                    last, counted, durations_ns = head, head.answers_of(status), []
+                    template = start + head.lines.replace(b"%", b"%%") + lines + b"\r\n"
+                    breaks = template.count(b"\n")
+                    now_ns = connection.app.now_ns()
+                ready = template % values
+                assert ready.count(b"\n") == breaks, values
+                exchange.answered = True
+                if exchange.key is not None:
+                    connection.app.access.release(exchange)
+                durations_ns.append(now_ns - exchange.started_ns)
+                connection.answered_alone(ready)
+            except MemoryError as error:
+                exchange._not_sent(error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
+                exchange.fail(error)
+        if counted is not None:
+            counted.add(durations_ns)
+
     def _send(self, status: int, body: bytes, content_type: bytes, headers: Headers) -> None:
         connection = self._connection
         transport = connection.transport
@@ -212,7 +264,7 @@ class Http1Exchange(TransportExchange):
         if self.route.dialect.adds_headers:
             headers = connection.app.prepare(self, headers)
         head = _heads.get((status, content_type)) or _make_head(status, content_type)
-        lines = _lines(headers) if headers else b""
+        lines = header_lines(headers) if headers else b""
         # A request that was not parsed is like those before it: whole, of HTTP/1.1, kept alive.
         if self.memo is None or connection.answering is not OPEN or not self.keep_alive:
             lines += self._connection_lines()
@@ -221,6 +273,10 @@ class Http1Exchange(TransportExchange):
             body = b""
         if status in BODILESS:
             self.ready = b"%b%b\r\n" % (_STATUS_LINES[status], lines)
+        elif not length and self.method == "HEAD":
+            # Its handler says nothing of what a GET would be answered with.
+            untold = head.removesuffix(b"content-length: ")
+            self.ready = b"%b%b\r\n" % (untold, lines)
         else:
             self.ready = b"%b%d\r\n%b\r\n%b" % (head, length, lines, body)
         if self.head:
@@ -306,7 +362,7 @@ class Http1Exchange(TransportExchange):
         assert self.route is not None
         if self.route.dialect.adds_headers:
             headers = connection.app.prepare(self, headers)
-        head = start + _lines(headers)
+        head = start + header_lines(headers)
         if not self.keep_alive and status != 101:
             head += b"connection: close\r\n"
         head += b"\r\n"
@@ -333,17 +389,8 @@ class Http1Exchange(TransportExchange):
 def _make_head(status: int, content_type: bytes) -> bytes:
     """The head of an answer up to its length; remembered."""
     line = _STATUS_LINES[status]
-    head = line + b"content-type: " + content_type + b"\r\ncontent-length: "
+    named = b"content-type: %b\r\n" % content_type if content_type else b""
+    head = line + named + b"content-length: "
     if len(_heads) < 256:
         _heads[status, content_type] = head
     return head
-
-
-def _lines(headers: Headers) -> bytes:
-    if len(headers) == 1:
-        lines = b"%b: %b\r\n" % headers[0]
-    else:
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-    # A value with a line break in it would be another header.
-    assert lines.count(b"\n") == len(headers), headers
-    return lines

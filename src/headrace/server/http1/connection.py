@@ -58,6 +58,15 @@ SMALL_ANSWER_BYTES = 16 * 1024
 TLS_UNSENT_BYTES = 16 << 10
 
 
+def _path_in(url: bytes) -> str:
+    """The path of a request line, as far as it was read; empty if it is none of a server's own.
+
+    >>> _path_in(b"/v0/topics?page"), _path_in(b"http://elsewhere/")
+    ('/v0/topics', '')
+    """
+    return url.partition(b"?")[0].decode("latin-1") if url[:1] == b"/" else ""
+
+
 class Http1Connection(Pipeline):
     """One connection, until it turns out to be HTTP/2."""
 
@@ -272,7 +281,7 @@ class Http1Connection(Pipeline):
         exchange = self._exchange
         if exchange is None or exchange not in self.queue:
             # The path, where it is known, decides whose form the refusal has.
-            path = "" if exchange is None else exchange.path
+            path = _path_in(self._url) if exchange is None else exchange.path
             exchange = self._new_exchange(RequestTarget("", path, ""), {})
             self.queue.append(exchange)
         self._exchange = None
@@ -318,7 +327,8 @@ class Http1Connection(Pipeline):
         if self._waiting_bodies and self._was_reset():
             self.abort()
             return
-        pending = self.pending_bytes
+        outlet = self.outlet
+        pending = self.pending_bytes or int(outlet is not None and outlet.waits_for_room)
         taken = acknowledged_bytes(self.transport) if pending else 0
         awaits = self.reading.awaits
         seen = (self._reads if awaits != "head" else -1, awaits, pending, taken)
@@ -330,7 +340,7 @@ class Http1Connection(Pipeline):
         if transport is None:
             return
         if pending:
-            sized = self.outlet is None or self.outlet.sized
+            sized = outlet is None or outlet.sized
             if sized and age_ms > settings.write_timeout_ms:
                 self.app.metrics.rejected("write_timeout")
                 transport.abort()
@@ -341,7 +351,10 @@ class Http1Connection(Pipeline):
                 late = RequestTimeout("the headers did not arrive in time", fix="send them faster")
                 self._time_out(late, "header_timeout")
         elif awaits == "body":
-            if age_ms > settings.body_timeout_ms and self.writable:
+            exchange = self._exchange
+            if exchange is not None and exchange.outlet is not None:
+                self._seen_ms = now_ms  # a session: its client sends when it has something
+            elif age_ms > settings.body_timeout_ms and self.writable:
                 self._time_out(body_late(), "body_timeout")
         elif not self.queue and age_ms > settings.idle_timeout_ms:
             self.close()

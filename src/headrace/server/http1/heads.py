@@ -3,12 +3,13 @@
 A client sends the same headers again and again, and the same few request lines.  What a parser
 makes of them is a function of their bytes, so both are remembered: a line with the route that it
 means, and the header lines as a layout, in which the values that differ from request to request
-(lengths, keys, sequences, trace ids) are holes.  No value of a hole is kept, so no key is.
+(lengths, keys, sequences, trace ids) are holes.  No value of a hole is kept in them, so no key is.
 
 A line and a layout that came together are a `KnownHead`.  With it is kept what handlers know of
 such requests before they see a body, and whether they are let in if that is the same for all of
 them (`admitted_heads.py`).  A head that holds nothing but steady values and comes again with the
 same length is also remembered by all its bytes: a client that repeats a request costs one lookup.
+So is that of a producer, whose name and epoch are steady, by all its bytes but those of its number.
 
 Only this file decides which heads may be taken that way; everything else goes through the parser.
 A full table drops what it has held longest.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from headrace.core.lru import FifoMap
 from headrace.metrics.requests import UNROUTED
@@ -32,17 +33,20 @@ LINES_MAX: Final = 16_384
 LINE_BYTES_MAX: Final = 512
 LAYOUTS_MAX: Final = 1_024
 KNOWN_HEADS_MAX: Final = 16_384
-WHOLE_HEADS_MAX: Final = 8_192
+WHOLE_HEADS_MAX: Final = 16_384
 WHOLE_HEAD_BYTES_MAX: Final = 1_024
 HEAD_BYTES_MAX: Final = 4 * 1024
 VALUE_BYTES_MAX: Final = 512
 LENGTH_DIGITS_MAX: Final = 7
-# Heads of a connection that are remembered in vain before no more are.
-ATTEMPTS_MAX: Final = 64
+# Heads of a connection that are remembered since it last sent one that was known, before no more
+# are.  Others may send what it was the first to send, so these are many; but one whose heads never
+# repeat drops no more than a part of what is known.
+ATTEMPTS_MAX: Final = LINES_MAX // 4
 # What changes how a request is read, or what may come after it.
 _UNSTEADY: Final = frozenset({b"expect", b"transfer-encoding", b"upgrade"})
 _KEEP_ALIVE: Final = b"keep-alive"
 _LENGTH: Final = b"content-length"
+NUMBER: Final = b"producer-seq"
 # Headers whose values differ from one request of a client to the next, or must not be kept.
 VARYING: Final = frozenset(
     {
@@ -51,10 +55,14 @@ VARYING: Final = frozenset(
         b"baggage",
         b"expected-head-seq",
         b"idempotency-key",
+        b"if-match",
+        b"if-none-match",
         b"last-event-id",
         b"producer-epoch",
         b"producer-id",
-        b"producer-seq",
+        NUMBER,
+        b"stream-fork-offset",
+        b"stream-forked-from",
         b"stream-seq",
         b"traceparent",
         b"tracestate",
@@ -62,6 +70,8 @@ VARYING: Final = frozenset(
         b"x-request-id",
     }
 )
+# Those that a client repeats all the same, as long as it does the same.
+_REPEATED: Final = frozenset({_LENGTH, b"producer-epoch", b"producer-id", NUMBER})
 _HOLE: Final = re.compile(
     rb"\r\n(" + b"|".join(map(re.escape, sorted(VARYING))) + rb"): ?([^\r]*)", re.IGNORECASE
 )
@@ -83,29 +93,28 @@ class KnownHead:
 
 
 class WholeHead(KnownHead):
-    """A head that is known by all its bytes, so that its headers are, too."""
+    """A head that is known by all its bytes, so that its headers are, too.
 
-    __slots__ = ("headers",)
+    `numbered`: all but those of a producer's number, which is that of the first request here.
+    """
 
-    def __init__(self, known: KnownHead, headers: dict[bytes, bytes]) -> None:
+    __slots__ = ("headers", "numbered")
+
+    def __init__(self, known: KnownHead, headers: dict[bytes, bytes], *, numbered: bool) -> None:
         super().__init__(known.target, known.length, known.memo)
         self.admitted = known.admitted
         self.headers = headers
+        self.numbered = numbered
 
 
-class Taken(NamedTuple):
-    """A request that was not parsed."""
-
-    known: KnownHead
-    headers: dict[bytes, bytes]
-    body: bytes
-    end: int  # of the request in what was read
+# A request that was not parsed: its head, headers, body, and where it ends in what was read.
+Taken = tuple[KnownHead, dict[bytes, bytes], bytes, int]
 
 
 class HeadLayout:
     """The header lines of a head around the values that differ."""
 
-    __slots__ = ("_length_at", "_match", "_names", "_steady", "is_steady")
+    __slots__ = ("_length_at", "_names", "_steady", "is_steady", "match", "number")
 
     def __init__(
         self, pieces: list[bytes], names: list[bytes], headers: Mapping[bytes, bytes]
@@ -113,23 +122,24 @@ class HeadLayout:
         pattern = re.escape(pieces[0])
         for name, piece in zip(names, pieces[1:], strict=True):
             pattern += (_DIGITS if name == _LENGTH else _VALUE) + re.escape(piece)
-        self._match = re.compile(pattern).match
+        # Of header lines, at a place of what was read; None if another head is there.
+        self.match = re.compile(pattern).match
         self._names = names
         self._length_at = names.index(_LENGTH) if _LENGTH in names else -1
         self._steady = {name: value for name, value in headers.items() if name not in VARYING}
-        # Nothing but the length differs, so that the whole head may be remembered.
-        self.is_steady = names in ([], [_LENGTH])
+        # Nothing but the length and a producer's number differs much, so that the whole head may be
+        # remembered; and what stands before that number, as its client writes it.
+        self.is_steady = _REPEATED.issuperset(names)
+        before = pieces[names.index(NUMBER)] if NUMBER in names else b""
+        self.number = before[before.rfind(b"\r\n") :]
 
-    def take(self, data: bytes, at: int) -> tuple[dict[bytes, bytes], int, int] | None:
-        """Headers, where the body begins, and its length; None if another head begins at `at`."""
-        found = self._match(data, at)
-        if found is None:
-            return None
+    def read(self, found: re.Match[bytes]) -> tuple[dict[bytes, bytes], int, int]:
+        """Headers, where the body begins, and its length."""
         values, headers = found.groups(), self._steady.copy()
-        headers.update(zip(self._names, values, strict=True))
+        headers.update(zip(self._names, values))  # noqa: B905 - a group for each name
+        at = self._length_at
         # Without a length it is a request without a body.
-        length = int(values[self._length_at]) if self._length_at >= 0 else 0
-        return headers, found.end(), length
+        return headers, found.end(), int(values[at]) if at >= 0 else 0
 
 
 class KnownHeads:
@@ -159,10 +169,10 @@ class KnownHeads:
         target = self._lines.get(line) if known is None else known.target
         if target is None:
             return None
-        taken = layout.take(data, line_end)
-        if taken is None:
+        found = layout.match(data, line_end)
+        if found is None:
             return None
-        headers, start, length = taken
+        headers, start, length = layout.read(found)
         end = start + length
         if end > len(data):
             return None
@@ -172,8 +182,9 @@ class KnownHeads:
         elif known.length != length:
             known.length = length
         elif layout.is_steady and not at and start <= WHOLE_HEAD_BYTES_MAX:
-            self.whole.put(data[:start], WholeHead(known, headers))
-        return Taken(known, headers, data[start:end], end)
+            key, number = whole_key(data, start, layout.number)
+            self.whole.put(key, WholeHead(known, headers, numbered=bool(number)))
+        return known, headers, data[start:end], end
 
     def layout_of(self, data: bytes, at: int) -> HeadLayout | None:
         """The layout of the header lines of the request at this place, if it is known."""
@@ -199,17 +210,32 @@ class KnownHeads:
         if line_end < 0 or end < 0 or data[data.find(b" ") + 1 : data.find(b" ") + 2] != b"/":
             return
         lines = data[line_end : end + 4]
-        layout = _layout(lines, headers)
+        around = _HOLE.sub(rb"\r\n\1", lines[:-2])
+        layout = self._layouts.get(around) or _layout(lines, headers)
         if layout is None:
             return
         # The proof that a layout is right: it gives what the parser gave.
-        taken = layout.take(lines, 0)
-        if taken is None or taken[0] != headers:
+        found = layout.match(lines, 0)
+        if found is None or layout.read(found)[0] != headers:
             return
         method, path, query = exchange.method, exchange.path, exchange.query
         target = RequestTarget(method, path, query, route, exchange.params)
         self._lines.put(data[:line_end], target)
-        self._layouts.put(_HOLE.sub(rb"\r\n\1", lines[:-2]), layout)
+        self._layouts.put(around, layout)
+
+
+def whole_key(data: bytes, start: int, before: bytes) -> tuple[bytes, bytes]:
+    """The bytes of a head that ends at `start`, and cut out of it the number behind `before`.
+
+    >>> whole_key(b"POST / HTTP/1.1\\r\\nn: 12\\r\\n\\r\\n", 26, b"\\r\\nn: ")
+    (b'POST / HTTP/1.1\\r\\nn: \\r\\n\\r\\n', b'12')
+    """
+    found = data.find(before, 0, start) if before else -1
+    if found < 0:
+        return data[:start], b""
+    at = found + len(before)
+    end = data.find(b"\r", at, start)
+    return data[:at] + data[end:start], data[at:end]
 
 
 def _layout(lines: bytes, headers: Mapping[bytes, bytes]) -> HeadLayout | None:

@@ -7,7 +7,7 @@ else comes goes to `reader.py`.
 
 from __future__ import annotations
 
-from headrace.server.http1.heads import WHOLE_HEAD_BYTES_MAX, KnownHead
+from headrace.server.http1.heads import NUMBER, WHOLE_HEAD_BYTES_MAX, KnownHead, whole_key
 from headrace.server.http1.reader import RequestReader
 from headrace.server.http1.states import IDLE
 
@@ -27,17 +27,27 @@ class KnownRequests(RequestReader):
 
     def _take(self, data: bytes) -> None:
         """Read requests, or parts of them, behind the end of the last one."""
+        layout = self._layout
+        if layout is not None and not layout.is_steady:  # no head of it is known by all its bytes
+            self._take_some(data)
+            return
         start = data.find(b"\r\n\r\n", 0, WHOLE_HEAD_BYTES_MAX) + 4
-        known = self._heads.whole.get(data[:start])
+        if layout is None or not layout.number:
+            key, number = data[:start], b""
+        else:
+            key, number = whole_key(data, start, layout.number)
+        known = self._heads.whole.get(key)
         if (
             known is None
             or len(data) - start != known.length
             or known.length > self._body_bytes_max
             or self._nothing_follows
+            or known.numbered is not number.isdigit()
         ):
             self._take_some(data)
         else:  # all of it is here, and nothing follows
-            self._take_known(known, known.headers, data[start:])
+            headers = {**known.headers, NUMBER: number} if number else known.headers
+            self._take_known(known, headers, data[start:])
 
     def _take_some(self, data: bytes) -> None:
         """Take requests whose heads are known in parts, and parse what is left."""
@@ -50,9 +60,10 @@ class KnownRequests(RequestReader):
                     break
                 self._layout = layout
                 continue
-            if len(taken.body) > self._body_bytes_max:
+            known, headers, body, end = taken
+            if len(body) > self._body_bytes_max:
                 break
-            known, headers, body, at = taken
+            at = end
             self._take_known(known, headers, body)
         if at < size:
             self._feed(data[at:] if at else data)

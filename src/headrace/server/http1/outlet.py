@@ -7,10 +7,14 @@ have been written; a handler writes while there is room, and hears when there is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.server.acknowledged import acknowledged_bytes
+from headrace.server.fan_out import write_now
+from headrace.server.http1.socket_room import SocketRoom
 from headrace.server.transport_outlet import TransportOutlet
 
 if TYPE_CHECKING:
@@ -23,7 +27,16 @@ log = logging.getLogger("headrace.http1")
 class Http1Outlet(TransportOutlet):
     """The body of an answer that goes on."""
 
-    __slots__ = ("_begun", "_chunked", "_connection", "_descriptor", "_held", "exchange", "sized")
+    __slots__ = (
+        "_begun",
+        "_chunked",
+        "_connection",
+        "_descriptor",
+        "_held",
+        "_socket_room",
+        "exchange",
+        "sized",
+    )
 
     def __init__(
         self,
@@ -42,6 +55,7 @@ class Http1Outlet(TransportOutlet):
         self._held = head  # until the answers before this one have gone out
         self._begun = False
         self._descriptor = -1  # of the socket, once this answer is the next one on it
+        self._socket_room: SocketRoom | None = None  # for what is written past the transport
 
     def begin(self) -> None:
         """Send what was held: the connection's turn has come to this answer."""
@@ -51,7 +65,13 @@ class Http1Outlet(TransportOutlet):
         if transport is not None:
             pending = connection.app.settings.stream_pending_bytes
             transport.set_write_buffer_limits(high=pending)
+        if self._chunked or exchange.tunnels or self.sized:
+            self._descriptor = _plain_socket(transport)
         held, self._held = self._held, b""
+        if self.sized and held and self.descriptor >= 0:
+            # What follows can go past the transport only if nothing waits there.
+            with contextlib.suppress(OSError):  # the transport meets the same, and ends
+                held = held[write_now(self.descriptor, held) :]
         if transport is not None and held:
             transport.write(held)
         if self._closed:
@@ -59,8 +79,6 @@ class Http1Outlet(TransportOutlet):
             return
         if not connection.writable:
             self.no_room()
-        if self._chunked or exchange.tunnels:
-            self._descriptor = _plain_socket(transport)
         # After the handler has had time to set `on_data` and `on_closed`.
         if exchange.tunnels:
             connection.open_tunnel(exchange)
@@ -113,11 +131,33 @@ class Http1Outlet(TransportOutlet):
             return -1
         return -1 if transport.get_write_buffer_size() else self._descriptor
 
+    def when_writable(self, go_on: Callable[[], None]) -> bool:
+        try:
+            room = self._socket_room
+            if room is None:
+                room = self._socket_room = SocketRoom(self._descriptor)
+            room.wait(go_on)
+        except OSError:
+            return False
+        return True
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether the kernel takes nothing of what goes past the transport."""
+        return self._socket_room is not None and self._socket_room.waits
+
+    def _drop_socket_room(self) -> None:
+        room, self._socket_room = self._socket_room, None
+        if room is not None:
+            room.close()
+
     def abort(self) -> None:
         if not self._closed:
+            self._drop_socket_room()
             self._connection.abort()
 
     def _finish(self) -> None:
+        self._drop_socket_room()
         if not self._chunked:
             return
         transport = self._connection.transport
@@ -131,6 +171,7 @@ class Http1Outlet(TransportOutlet):
             self.exchange.ended()
 
     def _left(self) -> None:
+        self._drop_socket_room()
         self.exchange.end_stream()
 
     @property

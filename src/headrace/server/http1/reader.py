@@ -31,6 +31,7 @@ from headrace.server.http1.states import (
 )
 from headrace.server.refusals import bad_expectation, body_too_large, headers_too_large, no_memory
 from headrace.server.transport_exchange import FREE_BODY_BYTES
+from headrace.wire.exchange import Repeated
 from headrace.wire.routes import takes_stream
 
 log = logging.getLogger("headrace.http1")
@@ -238,12 +239,11 @@ class RequestReader(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._muted:
             return
-        name = name.lower()
-        headers = self._headers
+        headers, name, value = self._headers, name.lower(), value.rstrip(b" \t")  # no margins
         if name in headers:
             if name in _SINGLE_HEADERS:
                 self._stop(InvalidRequest(f"{name.decode('latin-1')} twice", fix="send it once"))
-            value = headers[name] + b", " + value
+            value = Repeated(headers[name] + b", " + value)
         headers[name] = value
 
     def on_headers_complete(self) -> None:

@@ -221,10 +221,13 @@ class Http2Connection(asyncio.Protocol):
             return
         until_ns = self.app.clock.monotonic_ns() + TURN_NS_MAX
         more = sender.pump(until_ns)
-        data = self._state.data_to_send()
-        if data and not transport.is_closing():
-            self.written += len(data)
-            transport.write(data)
+        size, pieces = self._state.unsent_bytes, self._state.take_unsent()
+        if pieces and not transport.is_closing():
+            self.written += size
+            if len(pieces) == 1:
+                transport.write(pieces[0])
+            else:
+                transport.writelines(pieces)
         if self.leaving and not self.streams:
             self.terminate(ErrorCodes.NO_ERROR, "")
             return
@@ -320,7 +323,7 @@ class Http2Connection(asyncio.Protocol):
         self.closing = True
         self._receiver.drop()
         self._state.close(code, reason)
-        linger(transport, self._state.data_to_send())
+        linger(transport, b"".join(self._state.take_unsent()))
         self._resume_reading()
         self._lose_streams()
 

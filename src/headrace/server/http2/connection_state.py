@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEAD_BYTES: Final = 9
+# Data of fewer bytes is copied to what is sent with it; more is sent from where it lies.
+COPIED_BYTES_MAX: Final = 4_096
 
 # Of the connection and of each stream, until the client or we say otherwise.
 _WINDOW_BYTES_DEFAULT: Final = 65_535
@@ -143,6 +145,8 @@ class Http2State(H2Connection):
         self.encoder = self.writer
         self._closed_streams: FifoMap[int, StreamClosedBy | None] = FifoMap(CLOSED_STREAMS_KEPT)
         self._first_window = _WINDOW_BYTES_DEFAULT  # of a new stream, for what we send
+        self._pieces: list[bytes | bytearray | memoryview] = []  # to send before `_data_to_send`
+        self._pieces_bytes = 0
         self.initiate_connection()
         self.increment_flow_control_window(CONNECTION_WINDOW_BYTES - _WINDOW_BYTES_DEFAULT)
 
@@ -278,25 +282,44 @@ class Http2State(H2Connection):
         self._put(kind, flags | END_HEADERS, stream_id, block)
 
     def sendable(self, stream_id: int) -> int:
-        """Bytes of data that the next frame of a stream may hold."""
+        """Bytes of data that the windows let a stream send now."""
         stream = self.streams[stream_id]
-        return min(
-            stream.outbound_flow_control_window,
-            self.outbound_flow_control_window,
-            self.max_outbound_frame_size,
-        )
+        return min(stream.outbound_flow_control_window, self.outbound_flow_control_window)
 
     def send_piece(self, stream_id: int, data: bytes | memoryview, *, end: bool) -> None:
-        """Send a frame of data, of at most `sendable` bytes."""
-        stream = self.streams[stream_id]
+        """Send data, of at most `sendable` bytes, in as many frames as it takes."""
+        stream, size, most = self.streams[stream_id], len(data), self.max_outbound_frame_size
         stream.state_machine.process_input(StreamInputs.SEND_DATA)
         if end:
             stream.state_machine.process_input(StreamInputs.SEND_END_STREAM)
-        stream.outbound_flow_control_window -= len(data)
-        self.outbound_flow_control_window -= len(data)
+        stream.outbound_flow_control_window -= size
+        self.outbound_flow_control_window -= size
         assert not data or stream.outbound_flow_control_window >= 0
         assert not data or self.outbound_flow_control_window >= 0
-        self._put(DATA, END_STREAM if end else 0, stream_id, data)
+        last = END_STREAM if end else 0
+        if size <= min(most, COPIED_BYTES_MAX):
+            self._put(DATA, last, stream_id, data)
+            return
+        view = memoryview(data)
+        for at in range(0, size, most):
+            length = min(most, size - at)
+            flags = last if at + length == size else 0
+            head = _frame_head(length >> 8, length & 0xFF, DATA, flags, stream_id)
+            self._data_to_send += head
+            self._send_later(view[at : at + length])
+
+    def _send_later(self, view: memoryview) -> None:
+        """Send this after all that there is to send, without a copy."""
+        self._pieces += (self._data_to_send, view)
+        self._pieces_bytes += len(self._data_to_send) + len(view)
+        self._data_to_send = bytearray()
+
+    def take_unsent(self) -> list[bytes | bytearray | memoryview]:
+        """What is to be sent, in pieces; it is forgotten here."""
+        pieces, self._pieces, self._pieces_bytes = self._pieces, [], 0
+        if self._data_to_send:
+            pieces.append(self.data_to_send())
+        return pieces
 
     def close(self, code: int, reason: str) -> None:
         """Say that the connection ends, and why; `h2` has done so after an error that it found."""
@@ -310,7 +333,7 @@ class Http2State(H2Connection):
 
     @property
     def unsent_bytes(self) -> int:
-        return len(self._data_to_send)
+        return self._pieces_bytes + len(self._data_to_send)
 
     def _put(self, kind: int, flags: int, stream_id: int, body: bytes | memoryview) -> None:
         length = len(body)

@@ -27,7 +27,7 @@ from headrace.server.http2.limits import (
     CACHED_HEAD_BYTES_MAX,
     CACHED_HEADS_MAX,
 )
-from headrace.wire.exchange import Header
+from headrace.wire.exchange import Header, Repeated
 
 if TYPE_CHECKING:
     from headrace.wire.routes import Route
@@ -257,7 +257,7 @@ def _read_head(fields: list[Header], size: int) -> Head:
         if name in headers:
             if name in _SINGLE:
                 raise Malformed(f"{name!r} twice")
-            value = headers[name] + (b"; " if name == b"cookie" else b", ") + value
+            value = Repeated(headers[name] + (b"; " if name == b"cookie" else b", ") + value)
         headers[name] = value
     return _head_of(pseudo, headers, size)
 

@@ -1,8 +1,9 @@
 """What the streams of one HTTP/2 connection have to send, and whose turn it is.
 
-Only this file frames data: as much as the windows of stream and connection and the socket take, a
-frame of each stream in turn.  What does not go out stays with its stream, as the handler made it,
-and is counted here.  It neither writes to the socket nor ends streams: `connection.py` does.
+Only this file says what data is framed: as much as the windows of stream and connection and the
+socket take, a frame of each stream in turn, or many of a stream that is alone.  What does not go
+out stays with its stream, as the handler made it, and is counted here.  It neither writes to the
+socket nor ends streams: `connection.py` does.
 """
 
 from __future__ import annotations
@@ -134,7 +135,8 @@ class Sender:
                 continue
             sendable = state.sendable(exchange.stream_id)
             if sendable > 0:
-                self._send_piece(exchange, sendable)
+                most = state.max_outbound_frame_size if ready else BATCH_BYTES_MAX
+                self._send_piece(exchange, min(sendable, most))
             elif state.outbound_flow_control_window <= 0:
                 exchange.queued = True
                 ready.appendleft(exchange)

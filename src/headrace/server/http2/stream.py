@@ -115,6 +115,10 @@ class Http2Exchange(TransportExchange):
             headers = self._prepare(headers)
             if status in BODILESS:
                 block, body = encode_head(status, headers), b""
+            elif not body and self.method == "HEAD":
+                # Its handler says nothing of what a GET would be answered with.
+                named = ((b"content-type", content_type),) if content_type else ()
+                block = encode_head(status, (*named, *headers))
             else:
                 block = encode_whole(status, content_type, len(body), headers)
                 if self.method == "HEAD":
