@@ -24,10 +24,13 @@ from headrace.server.auth import KeyRing
 from headrace.server.fan_out import write_to_all
 from headrace.server.http1.connection import Http1Connection
 from headrace.server.http1.heads import KnownHeads
+from headrace.server.outbound_posts import HttpPosts
 from headrace.storage.fs import RealFilesystem
+from headrace.wire.durable_streams.dialect import durable_streams_dialect
 from headrace.wire.native.dialect import native_dialect
 from headrace.wire.openapi.page import Documents
 from headrace.wire.routes import RouteTable
+from headrace.wire.s2.dialect import s2_dialect
 from headrace.wire.server_context import ServerContext
 
 STATM_BYTES_MAX = 256
@@ -74,7 +77,8 @@ def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
     native = native_dialect(
         context, state=lambda: app.state, shortest_heartbeat_ms=_shortest_heartbeat_ms()
     )
-    table = RouteTable([native])
+    streams = durable_streams_dialect(context, HttpPosts(settings))
+    table = RouteTable([native, streams, s2_dialect(context, has_keys=bool(keys))])
     for route in Documents(table.routes, settings).routes():
         table.add(route, native)
     context.open_streams.write_to_all = write_to_all

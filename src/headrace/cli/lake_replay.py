@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
     import msgspec
 
     from headrace.client import Client
-    from headrace.lake.loading.replay import Wanted, replay
+    from headrace.lake.loading.replay import Wanted, left_out, replay
 
     first, last = seqs_of(options.seqs)
     lake = lake_of(options)
@@ -73,6 +73,8 @@ def _run(options: argparse.Namespace) -> int:
     server, work, workers = server_of(options), Work(options), workers_of(options)
     with Client(server.url, token=server.token, tls=server.ca_file, deadline_ms=0) as client:
         client.health()  # nothing is read for a server that is not there
+    if left_out(table):
+        _say_left_out(options.topic, options.to)
     with watching() as watch:
         done = replay(
             table,
@@ -102,6 +104,14 @@ def table_of(lake: Lake, topic: str) -> Table:
     if not tables:
         raise ConfigError(f"{topic} is no single topic", fix="replay one topic at a time")
     return max(tables, key=lambda one: one.identity.epoch)
+
+
+def _say_left_out(topic: str, to: str) -> None:
+    print(
+        f"headrace: {topic} is a stream: its content type and the headers of its records are not "
+        f"in the copy; if {to} is a stream it keeps the type that it has",
+        file=sys.stderr,
+    )
 
 
 def _say_resumed(note: Note) -> None:

@@ -27,6 +27,7 @@ class ArrowPage(NamedTuple):
     lag: int
     tombstone: Tombstone | None
     epoch: int | None
+    content_type: str | None = None  # of a stream
 
 
 def arrow_page(body: bytes) -> ArrowPage:
@@ -46,9 +47,10 @@ def arrow_page(body: bytes) -> ArrowPage:
     said = {
         name: msgspec.json.decode(metadata[key])
         for name in ArrowPage._fields
-        if (key := f"{ARROW_METADATA}{name}".encode()) in metadata
+        if name != "content_type" and (key := f"{ARROW_METADATA}{name}".encode()) in metadata
     }
     gap = said.get("tombstone")
+    content_type = metadata.get(f"{ARROW_METADATA}content_type".encode())
     return ArrowPage(
         table=table.replace_schema_metadata(None),
         next_from_seq=said["next_from_seq"],
@@ -58,4 +60,5 @@ def arrow_page(body: bytes) -> ArrowPage:
         lag=said["lag"],
         tombstone=None if gap is None else msgspec.convert(gap, Tombstone),
         epoch=said.get("epoch"),
+        content_type=None if content_type is None else content_type.decode(),
     )

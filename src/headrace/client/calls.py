@@ -51,6 +51,12 @@ class DiffOptions(TypedDict, total=False):
     epoch: int | None
 
 
+class ArrowOptions(DiffOptions, total=False):
+    """What a read of columns may ask for beside that."""
+
+    include_headers: bool
+
+
 class Call(NamedTuple):
     """A request.  `repeatable`: doing it twice is as good as once."""
 
@@ -196,6 +202,7 @@ def diff(
     wait_ms: int = 0,
     include_tags: bool = True,
     include_meta: bool = True,
+    include_headers: bool = False,
     arrow: bool = False,
     **numbers: int | None,
 ) -> Call:
@@ -213,6 +220,7 @@ def diff(
         node=_plain(node),
         include_tags=include_tags or None,
         include_meta=None if include_meta else False,
+        include_headers=include_headers or None,
         wait_ms=wait_ms or None,
         **numbers,
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.core.errors import HeadraceError
-from headrace.wire.exchange import Exchange, Headers, Reply
+from headrace.wire.exchange import Exchange, Headers, HeldKey, Reply
 
 if TYPE_CHECKING:
     from headrace.wire.openapi.notes import ApiNotes
@@ -53,6 +53,8 @@ class Dialect:
     headers: Headers = ()  # every answer carries them, whatever its status
     cors: Cors = Cors()
     notes: ApiNotes | None = None  # for /openapi.json; None: its routes are not shown there
+    # What a body may have, decompressed, where that is less than `body_bytes_max`.
+    body_bytes_max: int | None = None
     # Whether an answer carries more headers than its handler gave it; the server sets it.
     adds_headers: bool = False
 
@@ -83,6 +85,14 @@ class Dialect:
         if route is None or not route.name_param or not exchange.params:
             return None
         return exchange.params[0]
+
+    def own_key(self, exchange: Exchange) -> HeldKey | None:
+        """What whoever shows no key of the server is known by; None: by nothing.
+
+        It is asked for routes whose handlers decide who may call them, on a server with keys, and
+        has the limits of one key.
+        """
+        return None
 
     def required_by_unknown(self, method: str, path: str) -> Requirement:
         """What a key must allow before it learns that a path of this dialect does not exist.

@@ -12,14 +12,14 @@ way, by `pause_body` and `resume_body`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.core.error_frames import without_frames
-from headrace.core.errors import HeadraceError, Internal, OutOfResources
+from headrace.core.errors import HeadraceError, Internal, InvalidRequest, OutOfResources
+from headrace.storage.fs import FileRange as FileRange
 
 if TYPE_CHECKING:
-    from headrace.storage.fs import File
     from headrace.wire.routes import Route
 
 log = logging.getLogger("headrace.wire")
@@ -35,15 +35,7 @@ Header = tuple[bytes, bytes]
 Headers = Sequence[Header]
 
 
-class FileRange(NamedTuple):
-    """`length` bytes of an open file, from `offset` on: a part of an answer."""
-
-    file: File
-    offset: int
-    length: int
-
-
-Part = bytes | FileRange
+Part = bytes | FileRange  # of an answer
 
 
 class Key(Protocol):
@@ -53,6 +45,12 @@ class Key(Protocol):
     def allows_name(self, name: str) -> bool: ...
     @property
     def has_prefixes(self) -> bool: ...
+
+
+class HeldKey(Key, Protocol):
+    """A key whose requests in progress are counted."""
+
+    in_flight: int
 
 
 class Outlet:
@@ -96,6 +94,10 @@ class Outlet:
         """Send what is left of what was framed."""
         raise NotImplementedError
 
+    def when_writable(self, go_on: Callable[[], None]) -> bool:
+        """Call once the kernel takes more, for who writes to the descriptor; False: use `write`."""
+        return False
+
     def close(self) -> None:
         """End the response after what was written; `on_closed` is not called for it."""
         raise NotImplementedError
@@ -106,6 +108,31 @@ class Outlet:
         Over HTTP/1.1 that ends the connection, over HTTP/2 the stream; `on_closed` is called.
         """
         raise NotImplementedError
+
+
+class Repeated(bytes):
+    """The value of a header that came more than once: all of them, joined with a comma.
+
+    A list is the same in one header and in several.  What has one value by its protocol has none
+    then, and is refused by who reads it.
+    """
+
+    __slots__ = ()
+
+
+def sent_once(headers: Mapping[bytes, bytes], name: str) -> bytes | None:
+    """The value of a header that has one; None: it is not there.  Two of them are refused.
+
+    >>> sent_once({b"stream-seq": b"a, b"}, "Stream-Seq")
+    b'a, b'
+    >>> sent_once({b"stream-seq": Repeated(b"a, b")}, "Stream-Seq")
+    Traceback (most recent call last):
+    headrace.core.errors.InvalidRequest: Stream-Seq more than once; send it once
+    """
+    sent = headers.get(name.lower().encode())
+    if type(sent) is Repeated:
+        raise InvalidRequest(f"{name} more than once", fix="send it once")
+    return sent
 
 
 class Exchange:
@@ -136,7 +163,7 @@ class Exchange:
         self.method = method
         self.path = path  # as sent, without the query
         self.query = query  # as sent, without the "?"
-        self.headers = headers  # by lower-case name; repeated ones are joined with ", "
+        self.headers = headers  # by lower-case name; see `Repeated`
         self.started_ns = started_ns  # of the engine's monotonic clock
 
     def header(self, name: bytes) -> str:
@@ -163,7 +190,7 @@ class Exchange:
     def answer(
         self, status: int, body: bytes, content_type: bytes = JSON, headers: Headers = ()
     ) -> None:
-        """Answer with a whole body."""
+        """Answer with a whole body; an empty content type is not told."""
         raise NotImplementedError
 
     @staticmethod
@@ -177,6 +204,19 @@ class Exchange:
         for exchange, body, value in answers:
             try:
                 exchange.answer(200, body, content_type, ((header, value),))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
+                exchange.fail(error)
+
+    @staticmethod
+    def answer_empty(answers: Sequence[EmptyAnswer], status: int, lines: bytes) -> None:
+        """Answer requests that were handled together, each with this status and without a body.
+
+        `lines` are the headers of all of them, as HTTP/1.1 writes them, with places for the values
+        of each (`b"etag: %d\\r\\n"`).  Requests of all transports may be among them.
+        """
+        for exchange, values in answers:
+            try:
+                exchange.answer(status, b"", b"", filled_headers(lines, values))
             except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
                 exchange.fail(error)
 
@@ -224,8 +264,27 @@ class Exchange:
         self.answer(*self.route.dialect.failure(error, self))
 
 
+def filled_headers(lines: bytes, values: tuple[bytes | int, ...]) -> Headers:
+    """The headers of an answer without a body, one by one.
+
+    >>> filled_headers(b"etag: %d\\r\\nvary: %b\\r\\n", (7, b"a: b"))
+    [(b'etag', b'7'), (b'vary', b'a: b')]
+    """
+    # Each by itself: a value with a line break in it is refused where the line is written.
+    taken, headers = 0, []
+    for line in lines.splitlines():
+        count = line.count(b"%")
+        name, _, value = line.partition(b": ")
+        headers.append((name, value % values[taken : taken + count]))
+        taken += count
+    assert taken == len(values), values
+    return headers
+
+
 # A request with the body of its answer, and the value of the header that all such answers have.
 WholeAnswer = tuple[Exchange, bytes, bytes]
+# A request with the values of the headers that all such answers have.
+EmptyAnswer = tuple[Exchange, tuple[bytes | int, ...]]
 # status, body, content type, headers: the arguments of `answer`
 Reply = tuple[int, bytes, bytes, Headers]
 Handler = Callable[[Exchange], None]

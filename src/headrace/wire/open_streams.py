@@ -8,16 +8,25 @@ they are written one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 from headrace.core.settings import Settings
 from headrace.engine.live.hub import LiveHub
 from headrace.metrics.requests import Metrics
-from headrace.wire.exchange import Outlet
+from headrace.wire.exchange import Key, Outlet
 from headrace.wire.stream_limits import StreamLimits
 
-if TYPE_CHECKING:
-    from headrace.wire.live_stream import LiveStream
+
+class OpenStream(Protocol):
+    """A stream or a session that lasts."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def key(self) -> Key | None: ...
+    def stop(self) -> None:
+        """End: the server stops."""
+        ...
 
 
 def write_one_by_one(outlets: Sequence[Outlet], data: bytes) -> None:
@@ -35,17 +44,18 @@ class OpenStreams:
         self.limits = StreamLimits(settings)
         self.slow_timeout_ms = settings.slow_consumer_timeout_ms
         self.write_to_all: Callable[[Sequence[Outlet], bytes], None] = write_one_by_one
-        self.of_kind: dict[str, int] = {"sse": 0, "ws": 0}
-        self._streams: dict[LiveStream[Any], None] = {}
+        self.of_kind: dict[str, int] = {"sse": 0, "ws": 0, "session": 0}
+        self._streams: dict[OpenStream, None] = {}
         metrics.sources.sse_connections.add(lambda: self.of_kind["sse"])
         metrics.sources.ws_connections.add(lambda: self.of_kind["ws"])
+        metrics.sources.session_connections.add(lambda: self.of_kind["session"])
 
-    def opened(self, stream: LiveStream[Any]) -> None:
+    def opened(self, stream: OpenStream) -> None:
         """Add a stream that the limits have admitted."""
         self._streams[stream] = None
         self.of_kind[stream.kind] += 1
 
-    def closed(self, stream: LiveStream[Any]) -> None:
+    def closed(self, stream: OpenStream) -> None:
         """Forget a stream that has ended."""
         del self._streams[stream]
         self.of_kind[stream.kind] -= 1

@@ -6,6 +6,8 @@ together and a page that readers of several dialects want is read once.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.engine.live.hub import LiveHub
@@ -26,6 +28,15 @@ class ServerContext:
         self.polls = LongPolls(engine)
         self.open_streams = OpenStreams(LiveHub(engine), settings, metrics)
         metrics.sources.longpoll_connections.add(lambda: len(self.polls.waiting))
+        # By name, the parts that may stop working while all else goes on; each says why it has
+        # stopped, or nothing.
+        self.parts: dict[str, Callable[[], str]] = {}
+        metrics.sources.degraded_parts.add(lambda: len(self.problems()))
+
+    def problems(self) -> Mapping[str, str]:
+        """The parts that do not work, and why."""
+        found = {name: problem() for name, problem in self.parts.items()}
+        return {name: why for name, why in found.items() if why}
 
     def drain(self) -> None:
         """End every stream and every wait: the server is stopping."""

@@ -17,7 +17,7 @@ from headrace.client._async.queues import AsyncQueueCalls
 from headrace.client._async.topics import AsyncTopicCalls
 from headrace.client.answers import value
 from headrace.client.arrow_pages import ArrowPage, arrow_page
-from headrace.client.calls import Config, DiffOptions, Match, Nodes
+from headrace.client.calls import ArrowOptions, Config, Match, Nodes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -147,11 +147,11 @@ class AsyncClient(AsyncTopicCalls, AsyncQueueCalls, AsyncPipelineCalls):
         return value(await self._send(call), Page)
 
     async def diff_arrow(
-        self, topic: str, from_seq: int | None = None, **options: Unpack[DiffOptions]
+        self, topic: str, from_seq: int | None = None, **options: Unpack[ArrowOptions]
     ) -> ArrowPage:
         """`diff`, with all its options, as columns: `table` of the answer is a `pyarrow.Table`.
 
-        Else the answer is as a `Page`.
+        Else the answer is as a `Page`.  `include_headers` adds the column `headers`.
         """
         call = calls.diff(topic, from_seq, arrow=True, **options)
         return arrow_page((await self._send(call)).body)

@@ -18,7 +18,7 @@ from headrace.client._sync.queues import QueueCalls
 from headrace.client._sync.topics import TopicCalls
 from headrace.client.answers import value
 from headrace.client.arrow_pages import ArrowPage, arrow_page
-from headrace.client.calls import Config, DiffOptions, Match, Nodes
+from headrace.client.calls import ArrowOptions, Config, Match, Nodes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -148,11 +148,11 @@ class Client(TopicCalls, QueueCalls, PipelineCalls):
         return value(self._send(call), Page)
 
     def diff_arrow(
-        self, topic: str, from_seq: int | None = None, **options: Unpack[DiffOptions]
+        self, topic: str, from_seq: int | None = None, **options: Unpack[ArrowOptions]
     ) -> ArrowPage:
         """`diff`, with all its options, as columns: `table` of the answer is a `pyarrow.Table`.
 
-        Else the answer is as a `Page`.
+        Else the answer is as a `Page`.  `include_headers` adds the column `headers`.
         """
         call = calls.diff(topic, from_seq, arrow=True, **options)
         return arrow_page((self._send(call)).body)

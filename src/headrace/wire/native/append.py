@@ -7,12 +7,13 @@ type, JSON, the right to configure, then what the engine checks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from headrace.api.records import AppendBody
 from headrace.core.errors import Forbidden, InvalidRequest, OutOfResources
@@ -25,7 +26,7 @@ from headrace.engine.engine import Engine
 from headrace.metrics.requests import Metrics
 from headrace.storage.block import AnyBatch
 from headrace.wire.bodies import check_json_type
-from headrace.wire.exchange import ARROW_STREAM, JSON, Exchange
+from headrace.wire.exchange import ARROW_STREAM, JSON, Exchange, sent_once
 from headrace.wire.native.answers import SERVER_TIMING, encode, milliseconds
 from headrace.wire.native.append_answers import (
     AppendHead,
@@ -41,12 +42,12 @@ from headrace.wire.native.request_checks import (
     check_told_u64,
 )
 from headrace.wire.native.vocabulary import Vocabulary
+from headrace.wire.producer_headers import PRODUCER_HEADERS, ProducerHeaders
 from headrace.wire.queries import flag, query_of
 from headrace.wire.routes import ADMIN
 
 _NULL: Final = msgspec.Raw(b"null")  # equal to a `Raw` only
-_PRODUCER_HEADERS: Final = (b"producer-id", b"producer-epoch", b"producer-seq")
-_CONDITION_HEADERS: Final = frozenset((b"idempotency-key", *_PRODUCER_HEADERS))
+_CONDITION_HEADERS: Final = frozenset((b"idempotency-key", *PRODUCER_HEADERS))
 # What a body may have beside its records, and what that is of most bodies: see `is_plain`.
 _BESIDE: Final = attrgetter(
     "idempotency_key", "create", "expected_head_seq", "config", "disable_backpressure"
@@ -68,6 +69,7 @@ class AppendApi:
         self._topics = engine.topics_by_name
         self._runtime = engine.runtime
         self._now_ns = engine.runtime.clock.monotonic_ns
+        self._claim_of = ProducerHeaders(producer_of, _producer_seq).claim_of
 
     def append(self, exchange: Exchange) -> None:
         """Append the records of a JSON or an Arrow body."""
@@ -140,14 +142,15 @@ class AppendApi:
     def _append_columns(self, exchange: Exchange, batch: AnyBatch) -> None:
         name = exchange.params[0]
         query = query_of(exchange)
-        how = self._header_conditions(exchange)
+        headers = exchange.headers
+        how = Append(idempotency_key=key_of(headers), producer=producer_of(headers))
         expected = exchange.header(b"expected-head-seq") or query.get("expected_head_seq")
         if expected is not None:
-            how = how._replace(expected_head_seq=whole_number("expected_head_seq", expected))
+            how = replace(how, expected_head_seq=whole_number("expected_head_seq", expected))
         if "create" in query:
-            how = how._replace(create=flag(query, "create", True))
+            how = replace(how, create=flag(query, "create", True))
         if flag(query, "disable_backpressure", False):
-            how = how._replace(disable_backpressure=True)
+            how = replace(how, disable_backpressure=True)
         if name not in self._topics:
             self.check_new(name, batch, how)
         elif name[0] == own_topic_prefix:
@@ -163,31 +166,22 @@ class AppendApi:
 
     def _conditions(self, exchange: Exchange, body: AppendBody, name: str) -> Append:
         """The conditions of an append, beside its records."""
-        how = self._header_conditions(exchange)
+        headers = exchange.headers
+        key = key_of(headers)
+        producer = self._claim_of(headers)
         config = None
         if body.config and body.config != _NULL:
             self.check_admin(exchange, name)
             config = self._vocabulary.read_config(bytes(body.config))
             check_dead_letter(config, exchange.key)
-        return how._replace(
-            config=config,
-            create=body.create,
-            idempotency_key=body.idempotency_key or how.idempotency_key,
-            expected_head_seq=check_told_u64("expected_head_seq", body.expected_head_seq),
-            disable_backpressure=bool(body.disable_backpressure),
-        )
-
-    def _header_conditions(self, exchange: Exchange) -> Append:
-        headers = exchange.headers
-        key = headers.get(b"idempotency-key")
-        text = None
-        # An empty key is none, or all appends with one would count as repeats of the first.
-        if key:
-            try:
-                text = key.decode()
-            except UnicodeDecodeError:
-                raise InvalidRequest("Idempotency-Key is not UTF-8", fix="send text") from None
-        return Append(idempotency_key=text, producer=producer_of(exchange))
+        expected = body.expected_head_seq
+        if expected is not None:
+            expected = check_told_u64("expected_head_seq", expected)
+        # By their places: names cost half of what it takes.
+        return Append(
+            config, body.create, body.idempotency_key or key, producer, expected, None,
+            bool(body.disable_backpressure),
+        )  # fmt: skip
 
     def check_admin(self, exchange: Exchange, name: str) -> None:
         """Refuse a key that may not configure topics to create one with a config of its own."""
@@ -253,10 +247,20 @@ def is_plain(body: AppendBody) -> bool:
     )
 
 
-def producer_of(exchange: Exchange) -> ProducerClaim | None:
+def key_of(headers: Mapping[bytes, bytes]) -> str | None:
+    """The idempotency key of an append, by its header."""
+    key = sent_once(headers, "Idempotency-Key")
+    if not key:  # an empty key is none, or all appends with one would count as repeats of the first
+        return None
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("Idempotency-Key is not UTF-8", fix="send text") from None
+
+
+def producer_of(headers: Mapping[bytes, bytes]) -> ProducerClaim | None:
     """What a producer says of its append in three headers, all or none."""
-    headers = exchange.headers
-    id, epoch, sequence = map(headers.get, _PRODUCER_HEADERS)
+    id, epoch, sequence = map(headers.get, PRODUCER_HEADERS)
     if id is None or epoch is None or sequence is None:
         if id is epoch is sequence:
             return None
@@ -264,11 +268,15 @@ def producer_of(exchange: Exchange) -> ProducerClaim | None:
             "some Producer headers are missing",
             fix="send Producer-Id, Producer-Epoch and Producer-Seq together",
         )
-    return ProducerClaim(
-        id.decode("latin-1"),
-        whole_number("Producer-Epoch", epoch.decode("latin-1")),
-        whole_number("Producer-Seq", sequence.decode("latin-1")),
-    )
+    sent_once(headers, "Producer-Id")  # the others are no numbers if there are two of them
+    number = whole_number("Producer-Epoch", epoch.decode("latin-1"))
+    return ProducerClaim(id.decode("latin-1"), number, _producer_seq(sequence))
+
+
+def _producer_seq(sent: bytes) -> int:
+    if sent.isdigit() and len(sent) <= 20:
+        return int(sent)
+    return whole_number("Producer-Seq", sent.decode("latin-1"))
 
 
 def whole_number(name: str, text: str) -> int:

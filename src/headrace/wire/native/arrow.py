@@ -19,7 +19,7 @@ from headrace.core.settings import Settings
 from headrace.engine.appending.arrow_batch import batch_of_columns, check_columns
 from headrace.engine.reading.page import Page, Tombstone
 from headrace.storage.block import ColumnBatch
-from headrace.storage.segment.page_columns import PAGE_SCHEMA
+from headrace.storage.segment.page_columns import HEADERS, PAGE_SCHEMA
 from headrace.wire.arrow_stream import END_OF_STREAM, read_columns
 from headrace.wire.exchange import Exchange
 
@@ -76,16 +76,27 @@ def decode_append(body: bytes, settings: Settings) -> ColumnBatch:
     return batch_of_columns(settings, columns)
 
 
-def encode_page(page: Page, *, tags: bool = True, metas: bool = True) -> bytes:
-    """A page that was read with `columns`, as an Arrow IPC stream."""
-    left_out = ([] if tags else ["tag"]) + ([] if metas else ["meta"])
+def encode_page(
+    page: Page,
+    *,
+    tags: bool = True,
+    metas: bool = True,
+    headers: bool = False,
+    content_type: str | None = None,
+) -> bytes:
+    """A page that was read with `columns`, as an Arrow IPC stream; `content_type` of a stream."""
+    wanted = {"tag": tags, "meta": metas, HEADERS: headers}
+    left_out = [name for name, is_wanted in wanted.items() if not is_wanted]
     batches = page.batches
     schema = PAGE_SCHEMA
     for name in left_out:
         schema = schema.remove(schema.get_field_index(name))
     if left_out:
         batches = [batch.select(schema.names) for batch in batches]
-    parts = [memoryview(schema.with_metadata(_metadata(page)).serialize())]
+    said = _metadata(page)
+    if content_type is not None:
+        said["headrace.content_type"] = content_type
+    parts = [memoryview(schema.with_metadata(said).serialize())]
     parts += [memoryview(batch.serialize()) for batch in batches]
     return b"".join((*parts, END_OF_STREAM))
 

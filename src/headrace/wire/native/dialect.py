@@ -111,6 +111,6 @@ def native_dialect(
         *PipelinesApi(engine, settings, metrics).routes(),
         *SegmentsApi(engine, settings).routes(),
         *live.routes(),
-        *Probes(engine, metrics, state).routes(),
+        *Probes(engine, metrics, state, context.problems).routes(),
     ]
     return NativeDialect(routes, live)

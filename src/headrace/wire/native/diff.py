@@ -23,9 +23,9 @@ from headrace.engine.reading.page_rows import ReadRequest
 from headrace.engine.reading.read import check_start
 from headrace.metrics.requests import Metrics
 from headrace.wire.bodies import check_json_type, decode_json
-from headrace.wire.exchange import ARROW_STREAM, JSON, Exchange
+from headrace.wire.exchange import ARROW_STREAM, Exchange, WholeAnswer
 from headrace.wire.long_poll import LongPoll, LongPolls, says_nothing
-from headrace.wire.native.answers import Timing, encode, milliseconds
+from headrace.wire.native.answers import MILLISECONDS, SERVER_TIMING, Timing, encode
 from headrace.wire.native.diff_answers import PageAnswer, tier_of
 from headrace.wire.native.record_json import encode_rows
 from headrace.wire.native.request_checks import check_u64
@@ -36,6 +36,9 @@ _DECODER: Final = msgspec.json.Decoder(DiffBody)
 _DEFAULTS: Final = DiffBody()
 # Records of pages that are kept until the turn ends, for others that ask for the same.
 SHARED_BYTES_MAX: Final = 4 << 20
+# Records of answers that are written together.  Few: what is written counts as memory in use,
+# and so decides how large the next page may be.
+TOGETHER_BYTES_MAX: Final = 64 << 10
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -96,7 +99,7 @@ class DiffApi:
                 reads.take(exchange)
             except Exception as error:  # noqa: BLE001 - whatever it is, its client hears of it
                 exchange.fail(error)
-        reads.count()
+        reads.finish()
 
     # What was asked for
 
@@ -150,10 +153,21 @@ class DiffApi:
         tags = self._default_tags if body.include_tags is None else body.include_tags
         form, recent = (tags, body.include_meta is not False), page.recent
         if recent is not None and recent.encoded_as == form:
-            return PageAnswer(head.begins, page, recent.encoded)
+            told_of = (
+                head.begins, page.epoch, page.head_seq, page.earliest_seq, page.tombstone,
+                page.cold, page.lake,
+            )  # fmt: skip
+            if recent.told_of == told_of:
+                told = recent.told
+                assert isinstance(told, PageAnswer)
+                return told
+            recent.told = answer = PageAnswer(head.begins, page, recent.encoded)
+            recent.told_of = told_of
+            return answer
         records = encode_rows(page.rows, tags=tags, metas=form[1])
         if recent is not None:
             recent.encoded_as, recent.encoded = form, records
+            recent.told_of = recent.told = None
         return PageAnswer(head.begins, page, records)
 
     def answer_arrow(self, exchange: Exchange, page: Page, body: DiffBody) -> None:
@@ -161,14 +175,27 @@ class DiffApi:
         from headrace.wire.native.arrow import encode_page, size_of, when_done
 
         runtime = self.engine.runtime
-        tags, metas = body.include_tags is not False, body.include_meta is not False
 
         def answer(encoded: bytes) -> None:
             timing = Timing(exchange, runtime.clock)
             exchange.answer(200, encoded, ARROW_STREAM, (timing.header,))
 
-        encode_it = partial(encode_page, page, tags=tags, metas=metas)
+        encode_it = partial(
+            encode_page,
+            page,
+            tags=body.include_tags is not False,
+            metas=body.include_meta is not False,
+            headers=body.include_headers is True,
+            content_type=self._content_type(page),
+        )
         when_done(runtime, exchange, size_of(page), encode_it, answer)
+
+    def _content_type(self, page: Page) -> str | None:
+        """What the records of a page are, where its topic is a stream."""
+        topic = self.engine.topics_by_name.get(page.topic)
+        if topic is None or topic.stream is None or topic.epoch != page.epoch:
+            return None
+        return topic.stream.content_type
 
 
 class _Shared(NamedTuple):
@@ -182,13 +209,17 @@ class _Shared(NamedTuple):
 class _Reads:
     """Reads that are done together: what has been read so far, and what is to be counted."""
 
-    __slots__ = ("_api", "_counts", "_shared", "_shared_bytes", "_shares")
+    __slots__ = (
+        "_api", "_counts", "_ready", "_ready_bytes", "_shared", "_shared_bytes", "_shares"
+    )  # fmt: skip
 
     def __init__(self, api: DiffApi, *, shares: bool) -> None:
         self._api = api
         self._shares = shares  # there are others that may ask for the same
         self._shared: dict[object, _Shared] = {}  # by what was asked for
         self._shared_bytes = 0
+        self._ready: list[tuple[Exchange, PageAnswer]] = []  # to be answered together
+        self._ready_bytes = 0
         self._counts: dict[str, list[tuple[int, int]]] = {}  # by tier: records, nanoseconds
 
     def take(self, exchange: Exchange) -> None:
@@ -249,11 +280,25 @@ class _Reads:
         self._shared[asked] = shared
 
     def _send(self, exchange: Exchange, answer: PageAnswer) -> None:
-        ns = self._api.now_ns() - exchange.started_ns
-        total = milliseconds(ns).encode()
-        timing = (b"server-timing", b"total;dur=" + total)
-        exchange.answer(200, answer.body(total), JSON, (timing,))
-        self._note(answer.tier, answer.count, ns)
+        """Answer soon: with others, before they are large."""
+        self._ready.append((exchange, answer))
+        self._ready_bytes += answer.size
+        if self._ready_bytes >= TOGETHER_BYTES_MAX:
+            self._send_ready()
+
+    def _send_ready(self) -> None:
+        ready, self._ready, self._ready_bytes = self._ready, [], 0
+        now_ns, answers = self._api.now_ns(), list[WholeAnswer]()
+        for exchange, answer in ready:
+            try:
+                ns = now_ns - exchange.started_ns
+                total = MILLISECONDS[ns // 1_000].encode()
+                answers.append((exchange, answer.body(total), b"total;dur=" + total))
+                self._note(answer.tier, answer.count, ns)
+            except Exception as error:  # noqa: BLE001 - whatever it is, its client hears of it
+                exchange.fail(error)
+        if answers:
+            answers[0][0].answer_all(answers, SERVER_TIMING)
 
     def _note(self, tier: str, records: int, ns: int) -> None:
         counts = self._counts.get(tier)
@@ -262,8 +307,10 @@ class _Reads:
         else:
             counts.append((records, ns))
 
-    def count(self) -> None:
-        """Count all that was answered."""
+    def finish(self) -> None:
+        """Answer those who still wait for it, and count all that was answered."""
+        if self._ready:
+            self._send_ready()
         for tier, counts in self._counts.items():
             self._api.metrics.read_all("native", tier, counts)
         self._counts.clear()
@@ -293,7 +340,7 @@ class _Poll(LongPoll):
         for poll in polls:
             assert isinstance(poll, _Poll)
             poll._read_with(reads)
-        reads.count()
+        reads.finish()
 
     def _read_with(self, reads: _Reads) -> None:
         """Read, or take what another that asks for the same was given."""
@@ -315,4 +362,4 @@ class _Poll(LongPoll):
         bytes_max = self._request.bytes_max
         reads.answer(self._exchange, self._head, self._body, page, self._asked, bytes_max)
         if reads is not self._reads:
-            reads.count()
+            reads.finish()

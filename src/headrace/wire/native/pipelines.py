@@ -17,14 +17,18 @@ import msgspec
 from headrace.api import pipelines as api
 from headrace.api.pipelines import Declaration
 from headrace.core.errors import Forbidden, InvalidRequest, Throttled
-from headrace.core.limits import claims_per_request_max, native_topic_name_bytes_max
+from headrace.core.limits import claims_per_request_max, topic_name_bytes_max
 from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.engine.queues.requests import parse_lease_id
 from headrace.metrics.pipelines import watch_pipelines
 from headrace.metrics.requests import Metrics
-from headrace.pipelines.registry.declaration import check_declaration, check_pipeline_name
+from headrace.pipelines.registry.declaration import (
+    check_declaration,
+    check_pipeline_name,
+    is_stream_name,
+)
 from headrace.pipelines.registry.sql_check import SqlFacts, check_sql
 from headrace.pipelines.registry.store import (
     DeclaredPipeline,
@@ -119,6 +123,9 @@ class PipelinesApi:
         check_pipeline_name(name)
         check_declaration(declaration)
         _check_allowed(exchange.key, declaration)
+        dest = declaration.dest.topic
+        if dest is not None and is_stream_name(dest):
+            self._engine.streams.check_destination(dest)
 
         def fields(put: DeclaredPipeline) -> dict[str, object]:
             return {
@@ -366,7 +373,7 @@ def _check_allowed(key: Key | None, declaration: Declaration) -> None:
             raise Forbidden(
                 f"this key may not use the name {name[:80]!r}",
                 fix="use topics and tables with one of its prefixes",
-                detail={"topic": name[:native_topic_name_bytes_max]},
+                detail={"topic": name[:topic_name_bytes_max]},
             )
 
 

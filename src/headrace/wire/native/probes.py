@@ -1,13 +1,15 @@
 """The probes and the metrics of the native API: is it alive, is it ready, how is it doing.
 
 Only this file decides what ready means: recovery is done, the log can be written, and the server
-is not on its way out.  All of these are answered at any time, before recovery and while draining.
+is not on its way out.  A server some part of which does not work is ready, and degraded.
+
+All of these are answered at any time, before recovery and while draining.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -37,15 +39,21 @@ _FIXES: Final = {
 class Probes:
     """Handlers of health, ready and metrics.
 
-    `state` says what the server is doing: `starting`, `serving` or `draining`.
+    `state` says what the server is doing: `starting`, `serving` or `draining`; `problems`, which
+    of its parts do not work, and why.
     """
 
     def __init__(
-        self, engine: Engine, metrics: Metrics, state: Callable[[], str] = lambda: "serving"
+        self,
+        engine: Engine,
+        metrics: Metrics,
+        state: Callable[[], str] = lambda: "serving",
+        problems: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._metrics = metrics
         self._figures = engine.figures
         self.state = state
+        self._problems = problems
 
     def routes(self) -> list[Route]:
         def probe(path: str, handler: Callable[[Exchange], None], summary: str) -> Route:
@@ -92,7 +100,15 @@ class Probes:
         figures = self._figures
         missing = figures.topics_recovering
         part = round(figures.topics_recovered_part, 3)
-        answer = Ready("ready", not missing, figures.topics, missing, part if missing else None)
+        problems = dict(self._problems())
+        answer = Ready(
+            "degraded" if problems else "ready",
+            not missing,
+            figures.topics,
+            missing,
+            part if missing else None,
+            problems,
+        )
         exchange.answer(200, msgspec.json.encode(answer), JSON)
 
     def refusal(self) -> HeadraceError | None:

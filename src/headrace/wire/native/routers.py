@@ -19,7 +19,7 @@ from headrace.api.routers import (
     RouterState,
 )
 from headrace.core.errors import Forbidden, InvalidRequest
-from headrace.core.limits import native_topic_name_bytes_max
+from headrace.core.limits import native_topic_name_bytes_max, topic_name_bytes_max
 from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
@@ -224,7 +224,7 @@ def _check_allowed(key: Key | None, *names: str) -> None:
             raise Forbidden(
                 f"this key may not use the name {name[:80]!r}",
                 fix="use topics with one of its prefixes",
-                detail={"topic": name[:native_topic_name_bytes_max]},
+                detail={"topic": name[:topic_name_bytes_max]},
             )
 
 
@@ -258,6 +258,8 @@ def _listed(info: RouterInfo) -> dict[str, object]:
 
 
 def _progress(info: RouterInfo) -> dict[str, object]:
-    """How far it is, and whether it waits for its destination."""
+    """How far it is, and whether and why it waits for its destination."""
     progress: dict[str, object] = {"forwarded_total": info.forwarded_total}
-    return {**progress, "blocked": True} if info.blocked else progress
+    if info.blocked:
+        progress |= {"blocked": True, "reason": info.reason}
+    return progress

@@ -12,18 +12,19 @@ from typing import Final
 import msgspec
 
 from headrace.api.records import DeleteBody, DeleteResult
-from headrace.api.topics import ArchivedBody
+from headrace.api.topics import ArchivedBody, TopicStream
 from headrace.core.errors import HeadraceError, InvalidRequest
 from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.engine.removal.deleting import TagMatch
 from headrace.engine.removal.watermark import ArchivedTo
+from headrace.engine.streams.state import StreamState
 from headrace.engine.topics.config import TopicConfig
 from headrace.engine.topics.lifecycle import Deleted, Put
 from headrace.engine.topics.listing import TopicInfo
 from headrace.wire.bodies import check_json_type, decode
-from headrace.wire.exchange import Exchange
+from headrace.wire.exchange import Exchange, Key
 from headrace.wire.failures import answering, failed
 from headrace.wire.native.answers import Timing, answer_object, encode
 from headrace.wire.native.request_checks import (
@@ -131,6 +132,8 @@ class TopicsApi:
             if jobs.unreadable:
                 shown["unreadable"] = jobs.unreadable
             fields["queue"] = shown
+        if info.stream is not None:
+            fields["stream"] = _stream(info.stream, exchange.key)
         answer_object(exchange, 200, encode(fields), Timing(exchange, self._clock))
 
     def list(self, exchange: Exchange) -> None:
@@ -144,13 +147,14 @@ class TopicsApi:
             allowed=None if key is None or not key.has_prefixes else key.allows_name,
             touch=flag(query, "touch", False),
         )
-        fields: dict[str, object] = {self._vocabulary.plural: list(map(self._listed, infos))}
+        listed = [self._listed(info, key) for info in infos]
+        fields: dict[str, object] = {self._vocabulary.plural: listed}
         if after is not None:
             fields["next_cursor"] = write_cursor(after)
         answer_object(exchange, 200, encode(fields), Timing(exchange, self._clock))
 
-    def _listed(self, info: TopicInfo) -> dict[str, object]:
-        return {
+    def _listed(self, info: TopicInfo, key: Key | None) -> dict[str, object]:
+        listed: dict[str, object] = {
             self._vocabulary.noun: info.topic,
             "head_seq": info.head_seq,
             "earliest_seq": info.earliest_seq,
@@ -160,6 +164,9 @@ class TopicsApi:
             "effective_priority": info.effective_priority,
             "epoch": info.epoch,
         }
+        if info.stream is not None:
+            listed["stream"] = _stream(info.stream, key)
+        return listed
 
     def delete(self, exchange: Exchange) -> None:
         """Delete a topic and everything in it; absent is no error."""
@@ -233,6 +240,21 @@ class TopicsApi:
         self._engine.delete(name, before_seq=before_seq, match=match).when_done(
             answering(exchange, answer)
         )
+
+
+def _stream(stream: StreamState, key: Key | None) -> TopicStream:
+    """A stream as it is shown; a key with prefixes learns no name that it may not use."""
+    source = stream.source or None
+    if source is not None and key is not None and not key.allows_name(source):
+        source = None
+    return TopicStream(
+        stream.dialect,
+        stream.content_type,
+        stream.closed,
+        forked_from=source,
+        ttl_s=stream.ttl_s,
+        expires=stream.expires_at or None,
+    )
 
 
 def page_size_of(text: str, settings: Settings) -> int:

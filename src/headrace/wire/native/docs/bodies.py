@@ -75,6 +75,7 @@ DESCRIPTIONS: Final[dict[str, dict[str, str]]] = {
         "node": "Leave out the records of this node, or of these.",
         "include_tags": "Whether records carry `$tag`.",
         "include_meta": "Whether records carry `meta`.",
+        "include_headers": "Whether an Arrow answer has the column `headers`.",
         "wait_ms": "How long to wait if there is no record; more than the bound is the bound.",
         "max_batch_bytes": "Most bytes of records; one record is always given.",
         "epoch": "Of the cursor: a topic that was made anew since is noticed. Without it only a "

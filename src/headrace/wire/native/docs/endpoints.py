@@ -342,7 +342,8 @@ NOTES: Final[dict[tuple[str, str], EndpointNote]] = {
     ("GET", "/v0/ready"): EndpointNote(
         operation="ready",
         description="`detail.replay_progress` goes from 0 to 1 during recovery; `detail.reason` "
-        "says why nothing can be written.",
+        "says why nothing can be written. `degraded` names the parts that do not work while all "
+        "else goes on, and says why.",
         success="It takes writes.",
         errors=("not_ready", "shutting_down"),
     ),

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.core.limits import (
-    native_topic_name_bytes_max,
     pipeline_keys_max,
     pipeline_sources_max,
     pipeline_sql_bytes_max,
+    topic_name_bytes_max,
 )
 from headrace.pipelines.registry.declaration import (
     ALIAS_PATTERN,
@@ -54,7 +54,10 @@ PIPELINE_NOTES: Final[dict[tuple[str, str], EndpointNote]] = {
         "there begins by itself. The same declaration again changes nothing.",
         "The pipeline was there; from now on it is this one.",
         "The pipeline is new.",
-        errors=("sql_refused", "checkpoint_incompatible"),
+        errors=(
+            "sql_refused", "checkpoint_incompatible", "topic_not_found", "stream_conflict",
+            "stream_closed",
+        ),
         creates=True,
         request_examples={"per minute": _DECLARED},
         answer_example={
@@ -203,7 +206,7 @@ def pipeline_limits(u64: Schema, holder: Schema) -> dict[str, dict[str, Schema |
             "": one_of,
         },
         "SourceBody:request": {
-            "topic": {"minLength": 1, "maxLength": native_topic_name_bytes_max},
+            "topic": {"minLength": 1, "maxLength": topic_name_bytes_max},
             "alias": {"pattern": ALIAS_PATTERN},
             "max_records": u64,
             "unique_by": {
@@ -214,7 +217,7 @@ def pipeline_limits(u64: Schema, holder: Schema) -> dict[str, dict[str, Schema |
         "WatermarkBody:request": {"delay": duration, "column": {"pattern": COLUMN_PATTERN}},
         "EntryBody:request": {"entry": {"pattern": ENTRY_PATTERN}},
         "DestBody:request": {
-            "topic": {"pattern": TOPIC_PATTERN},
+            "topic": {"pattern": f"{TOPIC_PATTERN}|^(ds|s2):", "maxLength": topic_name_bytes_max},
             "table": name,
             "": {
                 "oneOf": [

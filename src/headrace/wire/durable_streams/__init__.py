@@ -1,0 +1,1 @@
+"""The Durable Streams protocol below /v1/stream/: streams of bytes or JSON messages as topics."""

@@ -1,0 +1,1 @@
+"""Subscriptions of Durable Streams: who is woken when streams have something new, and how far."""
