@@ -4,7 +4,10 @@
 `lake`, `pipelines run`) adds to it, `test.txt` what the tests add, Spark too.  They are requirement
 files and not constraint files because pip refuses a hashed constraint on a range, and because with
 a hash for every package neither pip nor uv accepts a file that was swapped.  The versions hold
-for each Python that pyproject.toml allows.  Needs `uv`; nothing else does.
+for each Python that pyproject.toml allows.  Two packages are pinned alone, and what they need is in
+the sets: `optional.txt` has one that needs a C compiler, without which the server runs as well, and
+`s2_sdk.txt` a client that asks for an older protobuf than Spark's and works with Spark's.  Needs
+`uv`; nothing else does.
 
     python tools/lock.py              keep what is pinned, add and drop what pyproject.toml says
     python tools/lock.py --upgrade    move every pin to the newest allowed version
@@ -26,6 +29,14 @@ SETS = {
     "spark": "What Spark needs beside that.",
     "test": "What the tests need beside that.",
 }
+# Each package that is installed by itself: what the file says of it, and what it asks for.
+ALONE = {
+    "optional": ("What the server uses where a C compiler can build it.", "pyaegis>=0.3,<1"),
+    "s2_sdk": ("A client that tests use; what it needs is in test.txt.", "s2-sdk>=0.13,<0.14"),
+}
+COMPILE = ["uv", "pip", "compile", "--quiet", "--universal", "--generate-hashes"]
+COMPILE += ["--python-version", PYTHON_OLDEST, "--no-header", "--no-annotate"]
+COMPILE += ["--no-emit-index-url", "--no-emit-find-links"]
 HEADER = "# {what}\n# Made by `python tools/lock.py` from pyproject.toml; do not edit.\n"
 
 
@@ -34,10 +45,15 @@ def resolve(*options: str) -> dict[str, str]:
 
     A package that has no version for all Pythons has an entry for each, told apart by its marker.
     """
-    command = ["uv", "pip", "compile", "--quiet", "--universal", "--generate-hashes"]
-    command += ["--python-version", PYTHON_OLDEST, "--no-header", "--no-annotate"]
-    command += ["--no-emit-index-url", "--no-emit-find-links", *options, "pyproject.toml"]
-    text = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return entries_of([*COMPILE, *options, "pyproject.toml"])
+
+
+def entries_of(command: list[str], given: str = "") -> dict[str, str]:
+    """What `command` resolves, by package."""
+    done = subprocess.run(
+        command, cwd=ROOT, check=True, input=given, stdout=subprocess.PIPE, text=True
+    )
+    text = done.stdout
     entries: dict[str, str] = {}
     for name, rest in re.findall(r"^([A-Za-z0-9._-]+)(==.*(?:\n    .*)*\n)", text, re.MULTILINE):
         entries[name] = entries.get(name, "") + name + rest
@@ -68,7 +84,7 @@ def main() -> int:
     pins = REQUIREMENTS / ".pins"
     pins.write_text("".join(everything.values()), encoding="utf-8")
     try:
-        served = ("--extra", "pipelines", "--extra", "cold")
+        served = ("--extra", "pipelines", "--extra", "cold", "--extra", "webhooks")
         server = resolve(*served, "--constraint", str(pins))
         spark = resolve(*served, "--extra", "lake", "--constraint", str(pins))
     finally:
@@ -81,6 +97,10 @@ def main() -> int:
     write("server", server, {})
     write("spark", spark, server)
     write("test", everything, server)
+    for name, (what, asked) in ALONE.items():
+        alone = entries_of([*COMPILE, "--no-deps", "-"], asked)
+        text = HEADER.format(what=what) + "".join(alone.values())
+        path_of(name).write_text(text, encoding="utf-8")
     print(
         f"{len(server)} packages for the server, {len(spark)} with Spark, {len(everything)} in all"
     )

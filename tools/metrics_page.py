@@ -49,7 +49,7 @@ change and only the first {TOPICS_SHOWN_MAX:,} topics have series of their own
 """
 
 GROUPS = {
-    "Topics": ("topic", "records", "bytes", "routers", "queue"),
+    "Topics": ("topic", "stream", "records", "bytes", "routers", "queue"),
     "Appends and reads": ("append", "read_records", "read_duration", "lake_read"),
     "Requests": ("http",),
     "Pipelines": ("pipeline",),
@@ -66,7 +66,16 @@ GROUPS = {
         "disk",
         "held",
     ),
-    "Start, and damage": ("ready", "recovery", "uptime", "build", "corruption", "clock", "tier"),
+    "Start, and damage": (
+        "ready",
+        "degraded",
+        "recovery",
+        "uptime",
+        "build",
+        "corruption",
+        "clock",
+        "tier",
+    ),
     "The process": ("loop", "gc", "process", "metric"),
 }
 

@@ -46,6 +46,7 @@ Only the tests read these:
 | `HEADRACE_TEST_TIMES` | the directory that `./run test --times` collects measurements in |
 | `HEADRACE_TEST_TURNS` | how servers of tests handle a turn: `split` or `forced` |
 | `HEADRACE_TEST_MIN_HEARTBEAT_MS` | lowers the floor of `heartbeat_ms`, at most 1000 |
+| `HEADRACE_TEST_WITHOUT_NPM` | leaves out the tests that need packages of npm |
 | `HEADRACE_TEST_BENCH_QUICK` | set for the processes of `./run bench --quick` |
 
 This page is written by `python tools/settings_page.py`.

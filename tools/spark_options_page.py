@@ -33,12 +33,14 @@ COLUMNS = """
 | `data` | BINARY | by `dataFormat` and `schema` also STRING, VARIANT or STRUCT |
 | `gap` | STRUCT<first BIGINT, last BIGINT, reason STRING> | what is lost, see below |
 | `kind` | STRING | of `data`: `json`, `bytes`, or `command` of the S2 protocol |
+| `content_type` | STRING | of the stream that the topic is; null: it is none |
+| `headers` | ARRAY<STRUCT<name BINARY, value BINARY>> | of the record, in their order; null: none |
 
-`gap` is there with `failOnDataLoss=false`; a row that has one has nothing else but `topic`. `kind`
-is there when `columns` names it. `.schema(...)` says the same as `columns`, `dataFormat` and
-`schema` together: it names columns of these, and `data` with the type that is wanted. No column can
-be NOT NULL. With `dataFormat=json` the text is what was written; records that were written as bytes
-are only checked to be UTF-8.
+`gap` is there with `failOnDataLoss=false`; a row that has one has nothing else but `topic`. `kind`,
+`content_type` and `headers` are there when `columns` names them. `.schema(...)` says the same as
+`columns`, `dataFormat` and `schema` together: it names columns of these, and `data` with the type
+that is wanted. No column can be NOT NULL. With `dataFormat=json` the text is what was written;
+records that were written as bytes are only checked to be UTF-8.
 
 ## Values of typed data
 

@@ -129,8 +129,8 @@ TABLE: Final = (
         "names of columns, separated by commas",
         "topic,seq,ts,node,tag,meta,data",
         "The columns to read, in this order. Spark cannot leave columns out of such a source by"
-        " itself, and what is not named is not read from the files. `kind` and `gap` are further"
-        " ones.",
+        " itself, and what is not named is not read from the files. `kind`, `content_type`,"
+        " `headers` and `gap` are further ones.",
     ),
     Option(
         "dataFormat",

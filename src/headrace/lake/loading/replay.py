@@ -19,6 +19,7 @@ from headrace.core.clock import Random, SystemClock, SystemRandom
 from headrace.core.errors import DataLost
 from headrace.lake.loading.parallel_sender import Watch, bring
 from headrace.lake.loading.producers import COLUMNS, Fed, LoadTarget, Reading, target_of
+from headrace.lake.tables.columns import CONTENT_TYPE, HEADERS
 from headrace.lake.tables.files import DataFile, put, read_rows, shared_out
 from headrace.lake.tables.layout import Lake, new_batch
 from headrace.lake.tables.table import Table
@@ -110,7 +111,7 @@ class TablePart(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay brought; `resumed`: it went on with one that was cut off."""
+    """What a replay brought, and what not; `resumed`: it went on with one that was cut off."""
 
     topic: str
     to: str
@@ -119,6 +120,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     rows_before: int
     resumed: bool
+    left_out: list[str] = []  # columns of the table that no append to a topic can carry
 
 
 class Filtered(Protocol):
@@ -175,7 +177,13 @@ def replay(
         rows=fed.rows,
         rows_before=fed.rows_before,
         resumed=resumed,
+        left_out=left_out(source),
     )
+
+
+def left_out(table: Table) -> list[str]:
+    """Columns of a table that a replay leaves behind: a topic has none, a stream its own type."""
+    return [CONTENT_TYPE, HEADERS] if table.is_stream else []
 
 
 def parts_of(table: Table, wanted: Wanted, run: str) -> list[TablePart]:

@@ -24,7 +24,7 @@ from headrace.lake.tables.layout import hash_named
 from headrace.lake.tables.table import Table
 from headrace.storage.files.store import Store
 from headrace.storage.fs import File, read_exact
-from headrace.storage.segment.page_columns import PAGE_SCHEMA
+from headrace.storage.segment.page_columns import HEADERS, PAGE_SCHEMA, headers_column
 
 # A file is hashed in pieces; its footer is in the last two.
 HASHED_BYTES: Final = 4 << 20
@@ -110,8 +110,21 @@ def as_page(rows: pa.RecordBatch) -> pa.RecordBatch:
     columns: dict[str, Any] = dict(zip(rows.schema.names, rows.columns, strict=True))
     kinds: Any = pa.array(KINDS, pa.utf8())
     columns["kind"] = pc.index_in(columns["kind"], value_set=kinds)
+    columns[HEADERS] = _headers(columns.get(HEADERS), rows.num_rows)
     arrays = [columns[field.name].cast(field.type) for field in PAGE_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=PAGE_SCHEMA)
+
+
+def _headers(column: Any, count: int) -> Any:
+    """The headers of rows; only the table of a stream has such a column."""
+    if column is None or column.null_count == count:
+        return pa.nulls(count, PAGE_SCHEMA.field(HEADERS).type)
+    return headers_column(
+        [
+            None if row is None else [(pair["name"], pair["value"]) for pair in row]
+            for row in column.to_pylist()
+        ]
+    )
 
 
 def damaged_file(known: TableVersion, file: DataFile, why: str) -> LakeCorrupt:

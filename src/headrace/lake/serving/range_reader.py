@@ -44,7 +44,7 @@ from headrace.lake.serving.data_file import (
     opened_file,
     row_groups_in,
 )
-from headrace.lake.tables.columns import NAMES, file_schema
+from headrace.lake.tables.columns import file_schema, names_of
 from headrace.lake.tables.files import DataFile, Seekable
 from headrace.lake.tables.gaps import read_gaps
 from headrace.lake.tables.layout import Identity, Lake
@@ -185,8 +185,10 @@ class RangeReader:
                 metadata=footer.metadata,
                 page_checksum_verification=True,
             )
-            table = parquet.read_row_group(place.group, columns=list(NAMES), use_threads=False)
-            if table.schema.remove_metadata() != _FILE_SCHEMA:
+            stream = known.table.is_stream
+            names = list(names_of(stream))
+            table = parquet.read_row_group(place.group, columns=names, use_threads=False)
+            if table.schema.remove_metadata() != file_schema(None, stream):
                 raise damaged_file(known, file, "its columns are not those of a lake")
             (batch,) = table.combine_chunks().to_batches()
             found = as_page(batch)
@@ -219,7 +221,6 @@ class RangeReader:
         return [Gap(*row.values()) for row in found.to_pylist()]
 
 
-_FILE_SCHEMA: Final = file_schema(None)
 _NO_ROWS: Final = pa.RecordBatch.from_arrays(
     [pa.nulls(0, field.type) for field in PAGE_SCHEMA], schema=PAGE_SCHEMA
 )

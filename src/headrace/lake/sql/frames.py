@@ -30,7 +30,7 @@ from headrace.api.segments import Manifest
 from headrace.core.errors import ConfigError, NotFound
 from headrace.core.lru import LruMap
 from headrace.lake.sql.deleted_rows import Deleted, deleted_in, nothing_deleted, without
-from headrace.lake.tables.columns import VALUE, VARIANT, Values, file_schema
+from headrace.lake.tables.columns import CONTENT_TYPE, HEADERS, VALUE, VARIANT, Values, file_schema
 from headrace.lake.tables.files import DataFile, read_rows, shared_out
 from headrace.lake.tables.gaps import read_gaps
 from headrace.lake.tables.layout import Identity, Lake, is_table, slug_of
@@ -38,6 +38,7 @@ from headrace.lake.tables.seq_sets import DELETED
 from headrace.lake.tables.table import Table, delta_errors
 from headrace.lake.writing.variants import VALUE_OF_JSON
 from headrace.spark.ddl import fields_of
+from headrace.spark.reading.columns import HEADERS as HEADERS_TYPE
 from headrace.spark.sql.archive import Loss
 from headrace.spark.sql.failures import file_gone
 from headrace.spark.sql.used_columns import Bounds
@@ -60,6 +61,8 @@ _TYPES: Final[dict[str, DataType]] = {
     "meta": StringType(),
     "kind": StringType(),
     "data": BinaryType(),
+    CONTENT_TYPE: StringType(),
+    HEADERS: HEADERS_TYPE,
 }
 # A file that is gone or damaged is an error, whatever the session says.
 _READING: Final = {
@@ -147,6 +150,10 @@ class LakeTopicLife:
     def value_type(self) -> str | None:
         ddl = self._table.value_ddl
         return f"STRUCT<{ddl}>" if ddl not in (None, VARIANT) else ddl
+
+    @property
+    def is_stream(self) -> bool:
+        return self._table.is_stream
 
     @property
     def is_light(self) -> bool:
@@ -245,7 +252,8 @@ class LakeTopicLife:
         """Spark itself has no client of object stores; tasks read files as the lake does."""
         tasks = [[file.path for file in group] for group in shared_out(files, TASK_BYTES_MAX)]
         packed, lake, table_name = pickle.dumps(tasks), self._lake, self.name
-        whole_file, names = file_schema(self._table.value_ddl), schema.names
+        whole_file = file_schema(self._table.value_ddl, self.is_stream)
+        names = schema.names
         types: list[Any] = [whole_file.field(name) for name in names]
         arrow = pa.schema(types)
 

@@ -29,9 +29,20 @@ _FILE: Final = (
     pa.field("kind", pa.utf8()),
     pa.field("data", pa.binary()),
 )
+CONTENT_TYPE: Final = "content_type"
+HEADERS: Final = "headers"
+_PAIR: Final[list[Any]] = [pa.field("name", pa.binary()), pa.field("value", pa.binary())]
+# Those that only the table of a stream has, behind the others.
+_STREAM: Final = (
+    pa.field(CONTENT_TYPE, pa.utf8()),
+    pa.field(HEADERS, pa.list_(pa.field("element", pa.struct(_PAIR)))),
+)
 # What is asked of the source; `gap` says which seqs are lost.
-SOURCE: Final = ("seq", "ts", "node", "tag", "meta", "kind", "data", "gap")
+SOURCE: Final = (
+    "seq", "ts", "node", "tag", "meta", "kind", "data", CONTENT_TYPE, HEADERS, "gap",
+)  # fmt: skip
 NAMES: Final = tuple(field.name for field in _FILE)
+STREAM_NAMES: Final = NAMES + tuple(field.name for field in _STREAM)
 
 _GAPS: Final[list[Any]] = [
     pa.field("first", pa.int64()),
@@ -43,17 +54,22 @@ _GAPS: Final[list[Any]] = [
 GAPS: Final = pa.schema(_GAPS)
 
 
-def file_schema(value_ddl: str | None) -> pa.Schema:
+def names_of(stream: bool) -> tuple[str, ...]:
+    """The columns of a data file but `value`; the table of a stream has more."""
+    return STREAM_NAMES if stream else NAMES
+
+
+def file_schema(value_ddl: str | None, stream: bool = False) -> pa.Schema:
     """The columns of a data file."""
-    fields: list[Any] = list(_FILE)
+    fields: list[Any] = [*_FILE, *(_STREAM if stream else ())]
     if value_ddl is not None:
         fields.append(pa.field(VALUE, _value_type(value_ddl)))
     return pa.schema(fields)
 
 
-def table_schema(value_ddl: str | None) -> pa.Schema:
+def table_schema(value_ddl: str | None, stream: bool = False) -> pa.Schema:
     """The columns of a table: those of its files, and the day; Arrow has no VARIANT."""
-    fields = list(file_schema(None if value_ddl == VARIANT else value_ddl))
+    fields = list(file_schema(None if value_ddl == VARIANT else value_ddl, stream))
     fields.insert(2, pa.field(DAY, pa.date32()))
     return pa.schema(fields)
 

@@ -20,7 +20,7 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Tra
 
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, HeadraceError, LakeConflict, NotFound, NotReady
-from headrace.lake.tables.columns import DAY, VALUE, VARIANT, table_schema
+from headrace.lake.tables.columns import CONTENT_TYPE, DAY, VALUE, VARIANT, table_schema
 from headrace.lake.tables.files import DataFile
 from headrace.lake.tables.layout import (
     PROPERTY_VALUE,
@@ -73,6 +73,11 @@ class Table:
         return self.properties.get(PROPERTY_VALUE)
 
     @property
+    def is_stream(self) -> bool:
+        """Whether it has the columns of a stream; no table gets or loses them later."""
+        return any(field.name == CONTENT_TYPE for field in self.delta.schema().fields)
+
+    @property
     def place(self) -> TableExtent:
         found = self.delta.transaction_version(self.identity.app_id) or 0
         return TableExtent(found, self.delta.transaction_version(self.identity.gaps_app_id))
@@ -114,7 +119,9 @@ def open_table(lake: Lake, identity: Identity) -> Table | None:
         return None
 
 
-def create_table(lake: Lake, identity: Identity, value_ddl: str | None) -> Table:
+def create_table(
+    lake: Lake, identity: Identity, value_ddl: str | None, stream: bool = False
+) -> Table:
     """The table of a topic, made if it is not there; of two at once one makes it."""
     there = open_table(lake, identity)
     if there is not None:
@@ -123,7 +130,7 @@ def create_table(lake: Lake, identity: Identity, value_ddl: str | None) -> Table
     with delta_errors(identity.table):
         DeltaTable.create(
             lake.uri(identity.table),
-            _delta_schema(value_ddl),
+            _delta_schema(value_ddl, stream),
             mode="ignore",
             partition_by=[DAY],
             name=identity.topic,
@@ -134,8 +141,8 @@ def create_table(lake: Lake, identity: Identity, value_ddl: str | None) -> Table
     return _expected(Table(lake, identity.table), identity)
 
 
-def _delta_schema(value_ddl: str | None) -> Schema:
-    schema = Schema.from_arrow(table_schema(value_ddl))
+def _delta_schema(value_ddl: str | None, stream: bool) -> Schema:
+    schema = Schema.from_arrow(table_schema(value_ddl, stream))
     if value_ddl != VARIANT:
         return schema
     document = json.loads(schema.to_json())

@@ -35,6 +35,7 @@ class MergeJob(msgspec.Struct, frozen=True):
     batch: str
     value_ddl: str | None
     files: list[DataFile]
+    stream: bool = False  # the table has the columns of one
 
 
 class Merged(msgspec.Struct, frozen=True):
@@ -83,7 +84,7 @@ def groups_of(files: Iterable[DataFile], target: int = FILE_BYTES_MAX) -> list[l
 def merge_files(job: MergeJob) -> Merged:
     """Read files and write their rows into one."""
     store = job.lake.store()
-    schema = file_schema(job.value_ddl)
+    schema = file_schema(job.value_ddl, job.stream)
     written = DayFiles(store, job.table, job.batch, schema, SystemRandom())
     present = BitMap64()
     for rows in _in_order(job, schema):
@@ -109,7 +110,8 @@ def compact(
     if not groups:
         return None
     batch = new_batch(random or SystemRandom())
-    jobs = [MergeJob(table.lake, table.name, batch, table.value_ddl, group) for group in groups]
+    ddl, stream = table.value_ddl, table.is_stream
+    jobs = [MergeJob(table.lake, table.name, batch, ddl, group, stream) for group in groups]
     answers: list[Merged | Failed[MergeJob]] = runner(merge_files, jobs)
     new = [file for answer in answers if isinstance(answer, Merged) for file in answer.files]
     old = [file for group in groups for file in group]

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from headrace.core.clock import SystemRandom
-from headrace.lake.tables.columns import NAMES, SOURCE, VARIANT, Values, file_schema
+from headrace.lake.tables.columns import SOURCE, VARIANT, Values, file_schema, names_of
 from headrace.lake.tables.files import DataFile, DayFiles, as_stored
 from headrace.lake.tables.layout import Lake
 from headrace.lake.tables.seq_sets import Gap, add_rows
@@ -31,6 +31,7 @@ class CopyJob(msgspec.Struct, frozen=True):
     options: SourceOptions
     part: ReadPart
     value_ddl: str | None = None
+    stream: bool = False  # the table has the columns of one
 
 
 class Copied(msgspec.Struct, frozen=True):
@@ -55,12 +56,12 @@ def source_options(options: SourceOptions) -> SourceOptions:
 def copy_part(job: CopyJob) -> Copied:
     """Read and write one part."""
     assert job.value_ddl != VARIANT, "Java makes those: variants.py"
-    schema = file_schema(job.value_ddl)
+    schema = file_schema(job.value_ddl, job.stream)
     values = Values(job.value_ddl) if job.value_ddl is not None else None
     files = DayFiles(job.lake.store(), job.table, job.batch, schema, SystemRandom())
     present = BitMap64()
     told: list[Gap] = []
-    for batch in source_rows(job.options, job.part, told):
+    for batch in source_rows(job.options, job.part, told, job.stream):
         add_rows(present, batch.column("seq"))
         rows = values.added(job.topic, batch) if values is not None else batch
         files.write(as_stored(rows, schema))
@@ -68,7 +69,7 @@ def copy_part(job: CopyJob) -> Copied:
 
 
 def source_rows(
-    options: SourceOptions, part: ReadPart, told: list[Gap]
+    options: SourceOptions, part: ReadPart, told: list[Gap], stream: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a part, with the columns of a file; what is lost is added to `told`."""
     shape = shape_of(options, None)
@@ -79,4 +80,4 @@ def source_rows(
             told += [Gap(gap["first"], gap["last"], gap["reason"]) for gap in lost]
             batch = batch.filter(pc.is_null(gaps))
         if batch.num_rows:
-            yield batch.select(list(NAMES))
+            yield batch.select(list(names_of(stream)))

@@ -194,7 +194,8 @@ class Sync:
         result.table = identity.table
         if not manifest.head_seq:
             return None
-        table = create_table(self._lake, identity, self._value_ddl)
+        is_stream = manifest.content_type is not None
+        table = create_table(self._lake, identity, self._value_ddl, is_stream)
         self._check_schema(table)
         mark = table.place.watermark
         self._at("looked")
@@ -218,9 +219,12 @@ class Sync:
         self._at("planned")
         batch = new_batch(self._random)
         jobs = [
-            CopyJob(self._lake, table.name, batch, result.topic, options, part, table.value_ddl)
+            CopyJob(
+                self._lake, table.name, batch, result.topic, options, part, table.value_ddl,
+                table.is_stream,
+            )
             for part in made.parts
-        ]
+        ]  # fmt: skip
         return _Work(table, identity, batch, span, made, jobs)
 
     def _options_of(self, topic: str) -> SourceOptions:

@@ -17,7 +17,7 @@ from pyroaring import BitMap64
 
 from headrace.core.clock import SystemRandom
 from headrace.core.errors import HeadraceError, Internal
-from headrace.lake.tables.columns import NAMES, SOURCE, VALUE, VARIANT, file_schema
+from headrace.lake.tables.columns import SOURCE, VALUE, VARIANT, file_schema, names_of
 from headrace.lake.tables.files import DayFiles, as_stored
 from headrace.lake.tables.seq_sets import Gap, add_rows
 from headrace.lake.tables.tasks import (
@@ -40,6 +40,7 @@ Copier = Callable[[Sequence[CopyJob]], list[Copied | Failed[CopyJob]]]
 
 _READ: Final = (
     "seq BIGINT, ts TIMESTAMP, node STRING, tag STRING, meta STRING, kind STRING, data BINARY, "
+    "content_type STRING, headers ARRAY<STRUCT<name: BINARY, value: BINARY>>, "
     "gap STRUCT<first: BIGINT, last: BIGINT, reason: STRING>"
 )
 # The column `value` of rows with `kind` and `data`.
@@ -100,7 +101,7 @@ def _note(schema: pa.Schema, reason: str, data: bytes) -> pa.RecordBatch:
 
 def written(job: CopyJob, batches: Iterator[pa.RecordBatch]) -> Copied | Failed[CopyJob]:
     """Write the rows of a part that have their value."""
-    schema = file_schema(job.value_ddl)
+    schema = file_schema(job.value_ddl, job.stream)
     files = DayFiles(job.lake.store(), job.table, job.batch, schema, SystemRandom())
     present = BitMap64()
     told: list[Gap] = []
@@ -118,13 +119,13 @@ def written(job: CopyJob, batches: Iterator[pa.RecordBatch]) -> Copied | Failed[
             batch = batch.filter(pc.is_null(gaps))
         if batch.num_rows:
             add_rows(present, batch.column("seq"))
-            files.write(as_stored(_with_value(batch, schema), schema))
+            files.write(as_stored(_with_value(batch, schema, names_of(job.stream)), schema))
     if not ended:
         raise Internal("Spark stopped in the middle of a part", fix="the task runs again")
     return Copied(files.close(), present.serialize(), [gap for gap in told if gap.reason != _END])
 
 
-def _with_value(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _with_value(batch: pa.RecordBatch, schema: pa.Schema, names: Sequence[str]) -> pa.RecordBatch:
     """The rows with their value as a struct of its two parts."""
     given: Any = batch.column(VALUE)
     given = getattr(given, "storage", given)
@@ -133,5 +134,5 @@ def _with_value(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     parts = [pc.fill_null(given.field(field.name).cast(pa.binary()), b"") for field in fields]
     mask = given.is_null() if given.null_count else None
     values = pa.StructArray.from_arrays(parts, fields=fields, mask=mask)
-    columns = [*(batch.column(name) for name in NAMES), values]
-    return pa.RecordBatch.from_arrays(columns, names=[*NAMES, VALUE])
+    columns = [*(batch.column(name) for name in names), values]
+    return pa.RecordBatch.from_arrays(columns, names=[*names, VALUE])

@@ -17,7 +17,7 @@ from pyroaring import BitMap64
 
 from headrace.client import Client
 from headrace.core.errors import CorruptionError, NotFound, SegmentCorrupt, TopicNotFound
-from headrace.lake.tables.columns import NAMES, VALUE, VARIANT, Values, file_schema
+from headrace.lake.tables.columns import VALUE, VARIANT, Values, file_schema, names_of
 from headrace.lake.tables.files import DAMAGED, MISSING, DataFile, by_day, read_rows, read_whole
 from headrace.lake.tables.gaps import read_gaps
 from headrace.lake.tables.layout import Lake
@@ -86,6 +86,7 @@ class CompareJob(msgspec.Struct, frozen=True):
     part: ReadPart
     topic: str
     value_ddl: str | None  # of fields that are made again, and compared
+    stream: bool = False  # the table has the columns of one
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -300,7 +301,7 @@ def _compare_job(
     # What Java made of a VARIANT is not made again here.
     ddl = None if table.value_ddl == VARIANT else table.value_ddl
     topic = table.identity.topic
-    return CompareJob(table.lake, table.name, some, options, part, topic, ddl)
+    return CompareJob(table.lake, table.name, some, options, part, topic, ddl, table.is_stream)
 
 
 def _counted(answer: Compared | Failed[CompareJob], findings: list[Finding]) -> int:
@@ -317,7 +318,7 @@ def compare_part(job: CompareJob) -> Compared:
     values = None if job.value_ddl is None else Values(job.value_ddl)
     rows = 0
     findings: list[Finding] = []
-    for batch in source_rows(job.options, job.part, told):
+    for batch in source_rows(job.options, job.part, told, job.stream):
         rows += batch.num_rows
         if len(findings) < FINDINGS_MAX:
             wanted = batch if values is None else values.added(job.topic, batch)
@@ -345,7 +346,7 @@ def _differences(source: pa.RecordBatch, found: pa.Table) -> Iterator[Finding]:
 
 def _others(a: Any, b: Any) -> Any:
     """Which values are not the same."""
-    if pa.types.is_struct(a.type):
+    if pa.types.is_nested(a.type):
         pairs = zip(a.to_pylist(), b.to_pylist(), strict=True)
         return pa.array([one != other for one, other in pairs], pa.bool_())
     same = pc.fill_null(pc.equal(a, b), False)
@@ -356,8 +357,9 @@ class _Rows:
     """The rows of a table in the order of their seqs, read once from front to back."""
 
     def __init__(self, job: CompareJob) -> None:
-        self._names = NAMES if job.value_ddl is None else (*NAMES, VALUE)
-        self._schema = file_schema(job.value_ddl)
+        names = names_of(job.stream)
+        self._names = names if job.value_ddl is None else (*names, VALUE)
+        self._schema = file_schema(job.value_ddl, job.stream)
         self._batches = self._read(job)
         self._waiting: list[pa.RecordBatch] = []
         self._done = False

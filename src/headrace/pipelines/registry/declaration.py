@@ -16,7 +16,6 @@ import msgspec
 from headrace.api.pipelines import TIME_COLUMN, Declaration, PipelineDest, PipelineSource
 from headrace.core.errors import InvalidRequest
 from headrace.core.limits import (
-    native_topic_name_bytes_max,
     pipeline_arguments_bytes_max,
     pipeline_dest_bytes_max,
     pipeline_keys_max,
@@ -24,6 +23,8 @@ from headrace.core.limits import (
     pipeline_schema_bytes_max,
     pipeline_sources_max,
     pipeline_sql_bytes_max,
+    reserved_topic_prefixes,
+    topic_name_bytes_max,
 )
 from headrace.core.units import parse_duration_ms
 
@@ -118,8 +119,7 @@ def _check_sources(sources: list[PipelineSource]) -> None:
         raise InvalidRequest(said, fix=f"name 1 to {pipeline_sources_max} topics to read")
     seen: set[str] = set()
     for source in sources:
-        if not 1 <= len(source.topic.encode(errors="replace")) <= native_topic_name_bytes_max:
-            raise InvalidRequest(f"topic is {source.topic[:80]!r}", fix="name a topic")
+        _check_size("topic", source.topic, topic_name_bytes_max)
         if _ALIAS.fullmatch(source.table) is None:
             raise InvalidRequest(
                 f"{source.table[:80]!r} is no name that SQL takes without quotes",
@@ -188,7 +188,11 @@ def _check_dest(dest: PipelineDest) -> None:
     if (dest.topic is None) == (dest.table is None):
         raise InvalidRequest("dest is no topic and no table, or both", fix="name one of them")
     if dest.topic is not None:
-        _check_new_topic("dest.topic", dest.topic)
+        # Whether a stream takes the results, only the server that has it can say.
+        if is_stream_name(dest.topic):
+            _check_size("dest.topic", dest.topic, topic_name_bytes_max)
+        else:
+            _check_new_topic("dest.topic", dest.topic)
     if dest.table is not None and _NAME.fullmatch(dest.table) is None:
         raise InvalidRequest(
             f"dest.table is {dest.table[:80]!r}", fix="give it a name: a name, not a path"
@@ -216,8 +220,17 @@ def _check_errors(declaration: Declaration) -> None:
         )
 
 
+def is_stream_name(name: str) -> bool:
+    """Whether only another dialect can have created the topic.
+
+    >>> is_stream_name("ds:logs/eu"), is_stream_name("orders")
+    (True, False)
+    """
+    return name.startswith(reserved_topic_prefixes)
+
+
 def _check_new_topic(field: str, name: str) -> None:
-    if _TOPIC.fullmatch(name) is None or name.startswith(("ds:", "s2:")):
+    if _TOPIC.fullmatch(name) is None or name.startswith(reserved_topic_prefixes):
         raise InvalidRequest(
             f"{field} is {name[:80]!r}",
             fix=f"use 1 to {pipeline_dest_bytes_max} of A-Z a-z 0-9 . _ : - and begin with a "

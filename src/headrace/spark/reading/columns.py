@@ -13,8 +13,10 @@ from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DataType,
     LongType,
@@ -30,6 +32,7 @@ from headrace.spark.ddl import fields_of
 from headrace.spark.options import SourceOptions
 from headrace.spark.reading.payloads import Payloads, alone, text_of
 from headrace.spark.reading.typed_values import Column, check_type
+from headrace.storage.segment.page_columns import COLUMNS
 
 GAP: Final = StructType(
     [
@@ -37,6 +40,9 @@ GAP: Final = StructType(
         StructField("last", LongType()),
         StructField("reason", StringType()),
     ]
+)
+HEADERS: Final = ArrayType(
+    StructType([StructField("name", BinaryType()), StructField("value", BinaryType())])
 )
 # In the order in which they come when nobody chooses; `data` has a type for each format.
 _TYPES: Final[dict[str, DataType]] = {
@@ -49,8 +55,13 @@ _TYPES: Final[dict[str, DataType]] = {
     "data": BinaryType(),
     "gap": GAP,
     "kind": StringType(),
+    "content_type": StringType(),
+    "headers": HEADERS,
 }
 DEFAULT: Final = ("topic", "seq", "ts", "node", "tag", "meta", "data")
+# The end of the year 9999.  A later timestamp, which only writers of streams can give, is shown as
+# this one: neither Python nor a table of a lake has a date for it.
+LAST_MS: Final = 253_402_300_799_999
 KINDS: Final = ("json", "bytes", "command")  # by the number that a page has
 
 _FORMATS: Final = {"binary": BinaryType(), "json": StringType(), "variant": VariantType()}
@@ -64,13 +75,15 @@ class Shape:
         self.arrow = to_arrow_schema(schema, timezone="UTC")
         self._payloads = payloads
         # `seq` is always needed: it costs nothing, and messages name it.
-        own = {"seq", *schema.names} & {"seq", "ts", "kind", "tag", "node", "meta", "data"}
+        own = {"seq", *schema.names} & COLUMNS
         self.needs = frozenset(own | payloads.needs if "data" in own else own)
 
-    def rows(self, topic: str, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows of a page; nothing for an empty one."""
+    def rows(
+        self, topic: str, batch: pa.RecordBatch, content_type: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a page; nothing for an empty one.  `content_type` is that of a stream."""
         if batch.num_rows:
-            arrays = [self._column(field, topic, batch) for field in self.arrow]
+            arrays = [self._column(field, topic, batch, content_type) for field in self.arrow]
             yield pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
 
     def gap(self, topic: str, first: int, last: int, reason: str) -> pa.RecordBatch:
@@ -80,25 +93,46 @@ class Shape:
         arrays = [pa.array([values.get(field.name)], field.type) for field in self.arrow]
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
 
-    def _column(self, field: pa.Field[Any], topic: str, batch: pa.RecordBatch) -> Column:
+    def _column(
+        self, field: pa.Field[Any], topic: str, batch: pa.RecordBatch, content_type: str | None
+    ) -> Column:
         make = _MAKERS.get(field.name)
         if make is not None:
             return make(topic, batch)
         if field.name == "data":
             return self._payloads.column(topic, batch)
-        if field.name == "gap":
+        if field.name == "content_type" and content_type is not None:
+            return _repeated(content_type, batch.num_rows)
+        if field.name in ("gap", "content_type"):
             return pa.nulls(batch.num_rows, field.type)
+        if field.name == "headers":
+            return _headers(field, batch)
         return batch.column(field.name)  # seq, node and tag are as they are
 
 
-def _topic(topic: str, batch: pa.RecordBatch) -> Column:
-    count = batch.num_rows
+def _headers(field: pa.Field[Any], batch: pa.RecordBatch) -> Column:
+    """A server of an older version sends none, and knows of none."""
+    if field.name not in batch.schema.names:
+        return pa.nulls(batch.num_rows, field.type)
+    return batch.column(field.name).cast(field.type)
+
+
+def _repeated(text: str, count: int) -> Column:
     zeros = pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(bytes(4 * count))])
-    return alone(pa.utf8(), topic.encode()).take(zeros)
+    return alone(pa.utf8(), text.encode()).take(zeros)
+
+
+def _topic(topic: str, batch: pa.RecordBatch) -> Column:
+    return _repeated(topic, batch.num_rows)
 
 
 def _ts(topic: str, batch: pa.RecordBatch) -> Column:
-    return batch.column("ts").cast(pa.timestamp("us", "UTC"))
+    column: Any = batch.column("ts")
+    last = pc.max(column.cast(pa.int64())).as_py()
+    if last is not None and last > LAST_MS:
+        numbers = pc.min_element_wise(column.cast(pa.int64()), pa.scalar(LAST_MS, pa.int64()))
+        column = numbers.cast(pa.timestamp("ms", "UTC"))
+    return column.cast(pa.timestamp("us", "UTC"))
 
 
 def _meta(topic: str, batch: pa.RecordBatch) -> Column:

@@ -88,7 +88,8 @@ def _sealed(
         if live and direct(file):
             size = live * per_row
             raw = gone.serialize() if gone else b""
-            yield FileSlice(part, file, manifest.topic_id, pin, raw, size)
+            topic_id = file.topic_id or manifest.topic_id  # 0: the server is an older one
+            yield FileSlice(part, file, topic_id, pin, raw, size, manifest.content_type)
         elif live:
             yield from _over_http(part, lost, per_row)
     rest = span._replace(first=at)

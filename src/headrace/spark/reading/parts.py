@@ -50,6 +50,7 @@ class FileSlice(msgspec.Struct, frozen=True):
     pin: Pin
     dead: bytes = b""
     bytes: int = 0  # about
+    content_type: str | None = None  # of a stream
 
     def cut(self, first: int, last: int) -> FileSlice:
         """The part between two seqs."""

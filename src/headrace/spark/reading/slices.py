@@ -118,7 +118,7 @@ class _Task:
             return
         for batch in live_rows(segment, part, self._needs, self._filters):
             self._pins.keep()
-            yield from self._shape.rows(part.span.topic, batch)
+            yield from self._shape.rows(part.span.topic, batch, part.content_type)
 
     def _planned_again(self, span: Span) -> Iterator[pa.RecordBatch]:
         """Files were merged or moved since the plan was made: where are these records now?"""
@@ -154,7 +154,7 @@ class _Task:
                 yield self._lost(left, "recreated")
                 return
             yield from self._losses(left, page.tombstone)
-            yield from self._rows(left, page.table)
+            yield from self._rows(left, page)
             cursor = page.next_from_seq
             self._pins.keep()
 
@@ -166,18 +166,19 @@ class _Task:
             max_batch_bytes=PAGE_BYTES_MAX,
             include_tags="tag" in self._needs,
             include_meta="meta" in self._needs,
+            include_headers="headers" in self._needs,
             epoch=span.epoch,
         )
 
-    def _rows(self, span: Span, table: pa.Table) -> Iterator[pa.RecordBatch]:
-        for batch in table.combine_chunks().to_batches():
+    def _rows(self, span: Span, page: ArrowPage) -> Iterator[pa.RecordBatch]:
+        for batch in page.table.combine_chunks().to_batches():
             if not batch.num_rows:
                 continue
             if batch.column("seq")[-1].as_py() > span.last:
                 batch = batch.filter(pc.less_equal(batch.column("seq"), pa.scalar(span.last)))
             if self._filters is not None and self._filters.on_tags:
                 batch = batch.filter(self._filters.tag_mask(batch.column("tag")))
-            yield from self._shape.rows(span.topic, batch)
+            yield from self._shape.rows(span.topic, batch, page.content_type)
 
     # Losses
 

@@ -28,6 +28,7 @@ class TopicHead(NamedTuple):
     earliest: int
     head: int
     row_bytes: int = 0  # data and meta of a record, about
+    is_stream: bool = False
 
 
 def topic_heads(
@@ -80,7 +81,14 @@ def wanted_by(options: SourceOptions) -> Callable[[str], bool]:
 def _head_of(state: TopicState | TopicSummary) -> TopicHead:
     """What is asked of a topic here, of what the server says about it."""
     row_bytes = state.bytes // max(1, state.count)
-    return TopicHead(state.topic, state.epoch or 0, state.earliest_seq, state.head_seq, row_bytes)
+    return TopicHead(
+        state.topic,
+        state.epoch or 0,
+        state.earliest_seq,
+        state.head_seq,
+        row_bytes,
+        state.stream is not None,
+    )
 
 
 def _missing(client: Client, name: str) -> TopicNotFound:

@@ -46,6 +46,10 @@ class TopicLife(Protocol):
         """The type of its column `value`, as SQL writes it; None: there is no such column."""
 
     @property
+    def is_stream(self) -> bool:
+        """Whether it has the columns that only a stream has."""
+
+    @property
     def is_light(self) -> bool:
         """Whether all of it may be given to Spark, which reads only what a statement needs."""
 

@@ -32,6 +32,7 @@ from headrace.spark.sql.topic_ends import MEANWHILE, Cut
 from headrace.spark.sql.topic_rows import NotArchived, TopicRows
 from headrace.spark.sql.used_columns import Use, uses_of
 from headrace.spark.sql.view_columns import (
+    OF_STREAM,
     ORIGIN,
     SOURCE,
     VALUE,
@@ -218,7 +219,7 @@ class _Views:
 
     def _types(self, cut: Cut) -> dict[str, str]:
         """The columns that parts of a table are made of, and their types."""
-        types = dict(SOURCE)
+        types = dict(SOURCE) | (OF_STREAM if cut.is_stream else {})
         life = self._life(cut)
         if life is not None and life.value_type is not None:
             types[VALUE] = life.value_type
@@ -249,8 +250,9 @@ class _Views:
                 raise self._past_only(name) or error from None
             self._refuse_living(life)
             self._lives[name] = life
-            return Cut(name, life.epoch, 1, life.to_seq, alone=True)
-        return Cut(name, head.epoch, head.earliest, head.head)
+            stream = life.is_stream
+            return Cut(name, life.epoch, 1, life.to_seq, alone=True, is_stream=stream)
+        return Cut(name, head.epoch, head.earliest, head.head, is_stream=head.is_stream)
 
     def _past_only(self, topic: str) -> TopicNotFound | None:
         names = [] if self._archive is None else self._archive.names_of(topic)

@@ -33,6 +33,7 @@ class Cut(msgspec.Struct):
     past_to: int = 0
     losses: list[Loss] = msgspec.field(default_factory=list)
     alone: bool = False
+    is_stream: bool = False
     floats: bool = False  # behind a history, from the first record that is left
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 from pyspark.sql import DataFrame, SparkSession
@@ -91,7 +92,11 @@ class TopicRows:
         asked = [name for name in columns if name != VALUE]
         if VALUE in columns:
             asked += [name for name in VALUE_NEEDS if name not in asked]
-        reader = self._spark.read.format("headrace").option("subscribe", cut.topic)
+        # A comma would part two names.
+        named = ("subscribePattern", re.escape(cut.topic)) if "," in cut.topic else (
+            "subscribe", cut.topic
+        )  # fmt: skip
+        reader = self._spark.read.format("headrace").option(*named)
         for name, value in self._options(use).items():
             reader = reader.option(name, value)
         reader = reader.option("columns", ",".join(asked))

@@ -24,6 +24,11 @@ SOURCE = {
     "meta": "string",
     "data": "binary",
 }
+# What it gives of a stream beside them.
+OF_STREAM = {
+    "content_type": "string",
+    "headers": "array<struct<name: binary, value: binary>>",
+}
 # A history may have this column beside them, and can make it of rows of the server that have those.
 VALUE = "value"
 VALUE_NEEDS = ("seq", "kind", "data")
@@ -39,7 +44,7 @@ def marked(frame: DataFrame, origin: str, use: Use) -> DataFrame:
 def view_columns(have: list[str], types: dict[str, str]) -> list[str]:
     """A view has every column; what it has nothing for is null."""
     made = {name: PARSED.get(name, (name, name)) for name in types}
-    extra = [name for name in (VALUE, ORIGIN) if name in made]
+    extra = [name for name in (*OF_STREAM, VALUE, ORIGIN) if name in made]
     columns = {name: made[name] for name in SOURCE} | {RAW: ("data", "data")}
     found = []
     for name, (source, what) in (columns | {name: made[name] for name in extra}).items():

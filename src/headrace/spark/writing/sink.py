@@ -35,6 +35,7 @@ from pyspark.sql.types import (
 from headrace.client import Client
 from headrace.core.clock import SystemClock, SystemRandom
 from headrace.core.errors import InvalidRequest
+from headrace.core.limits import reserved_topic_prefixes
 from headrace.spark.connection import connect
 from headrace.spark.options import SinkOptions
 from headrace.spark.writing.chunks import TOPIC, chunks
@@ -157,14 +158,17 @@ class _Writer:
 
     def _staging(self, client: Client, query: str, batch: int) -> Staging:
         options = self._options
-        base = options.staging_topic or options.topic or STAGING_BASE
+        to = options.topic
+        # A stream's name cannot be the beginning of a topic that is created here.
+        is_stream = to is not None and to.startswith(reserved_topic_prefixes)
+        base = options.staging_topic or (None if is_stream else to) or STAGING_BASE
         return self.staging_type(
             client,
             base,
             query,
             batch,
             create=options.create,
-            destination=options.topic if options.staging_topic else None,
+            destination=to if options.staging_topic or is_stream else None,
         )
 
     def _commit(self, messages: list[WriterCommitMessage | None], *, remove: bool = False) -> None:

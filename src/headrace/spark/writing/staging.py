@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
+from xxhash import xxh3_64_hexdigest
 
 from headrace.api.records import Appended, Producer
 from headrace.client import Client
@@ -34,6 +35,7 @@ from headrace.core.errors import (
     Unreachable,
     WriteFenced,
 )
+from headrace.core.limits import reserved_topic_prefixes
 from headrace.spark.options import STAGED
 from headrace.spark.writing.chunks import CHUNK_BYTES_MAX, CHUNK_ROWS_MAX, Chunk, Cutter
 from headrace.spark.writing.sending import Sender, Sending, stored_rows
@@ -78,6 +80,17 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
     published: bool = False
 
 
+def _as_native(topic: str) -> str:
+    """A topic's name, or for a stream's, which may have any characters, one that stands for it.
+
+    >>> _as_native("orders"), _as_native("ds:logs/eu")
+    ('orders', 'ds.3fa9a5a12d1b9c0a')
+    """
+    if not topic.startswith(reserved_topic_prefixes):
+        return topic
+    return f"{topic[:2]}.{xxh3_64_hexdigest(topic.encode())}"
+
+
 class Staging:
     """The staging topic of one query, for one batch."""
 
@@ -98,7 +111,8 @@ class Staging:
         # Begins as the destination does, for a key that may only use names with a prefix.  It is of
         # one query, and of one destination of it: another one would delete what this one has
         # staged, and take its decision for its own.
-        self.name = f"{base}{STAGED}{query}" + (f"-{destination}" if destination else "")
+        ending = f"-{_as_native(destination)}" if destination else ""
+        self.name = f"{base}{STAGED}{query}{ending}"
 
     def step(self, name: str) -> None:
         """What comes next: a subclass may stop here, as a crash would."""
