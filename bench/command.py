@@ -23,6 +23,7 @@ from bench.goals import Figure
 
 IN_MEMORY = {"tmpfs", "ramfs"}
 SPARK_CASES = "spark_"
+RESULTS = measure.ROOT / "bench" / "results"
 
 
 def main() -> int:
@@ -79,6 +80,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--no-install", action="store_true", help="--peers with those that are installed already"
     )
+    parser.add_argument(
+        "--save",
+        action="store_true",
+        help="--peers: keep the report, with what the machine is, in bench/results/",
+    )
     parser.add_argument("--minutes", type=float, default=10.0, help="how long http_soak runs (10)")
     parser.add_argument("--wrk", action="store_true", help="http_append with wrk as the generator")
     parser.add_argument("--dir", help="where the data goes; a disk, not memory (/var/tmp)")
@@ -117,17 +123,20 @@ def compare(options: argparse.Namespace, parent: str) -> int:
         print(text, file=sys.stderr, flush=True)
 
     rows = peers.run(parent, options.quick, say, options.names, not options.no_install)
-    judgements = peer_goals.judged(rows)
+    judgements = peer_goals.judged(rows, peers.GOALS)
     load_after = round(os.getloadavg()[0], 2)
+    report = {
+        "machine": about,
+        "load_after": load_after,
+        "quick": options.quick,
+        "cases": peers.chosen(options.names),
+        "peers": rows,
+        "goals": judgements,
+    }
+    if options.save:
+        path = save(report, options.names or [peer_goals.NAME])
+        say(f"saved to {path}")
     if options.json:
-        report = {
-            "machine": about,
-            "load_after": load_after,
-            "quick": options.quick,
-            "cases": peers.chosen(options.names),
-            "peers": rows,
-            "goals": judgements,
-        }
         print(json.dumps(report, indent=2, ensure_ascii=False))
         return 0
     print(describe(about))
@@ -141,6 +150,14 @@ def compare(options: argparse.Namespace, parent: str) -> int:
         text = peers.goals_table(judgements, options.markdown)
         print(f"\n{peers.GOALS_EXPLAINED}\n\n{text}")
     return 0
+
+
+def save(report: dict[str, Any], names: Sequence[str]) -> Path:
+    """Keep a report with the others, by what was asked for, in place of an older one."""
+    path = RESULTS / f"{'-'.join(names)}.json"
+    RESULTS.mkdir(exist_ok=True)
+    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
 
 
 def run_case(name: str, parent: str, options: argparse.Namespace) -> dict[str, measure.Measured]:

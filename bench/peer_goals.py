@@ -15,14 +15,17 @@ from bench import peer_loads as rows_of
 from bench.peer_loads import WATCHERS, watch_names
 
 NAME = "goals"
-UNITS = {"rate": "/s", "cpu": "µs", "p50": "ms"}
-FIGURES = {"rate": "rate", "cpu": "CPU", "p50": "p50"}
+# Of most rows the first three; what some have beside these is the highest of the rounds.
+MORE_FIGURES = {"resident": "resident", "live": "live read", "catch_up": "catch-up"}
+FIGURES = {"rate": "rate", "cpu": "CPU", "p50": "p50", **MORE_FIGURES}
+RATES = ("rate", "live", "catch_up")
+UNITS = {**dict.fromkeys(RATES, "/s"), "cpu": "µs", "p50": "ms", "resident": "MB"}
 
 
 class PeerGoal(NamedTuple):
     """A bound on a figure of ours: of its ratio to a peer's, or of itself where there is none."""
 
-    figure: str  # rate, cpu or p50
+    figure: str  # one of FIGURES
     ours: str
     peer: str
     bound: float
@@ -77,10 +80,12 @@ PLAN = tuple(
 )
 
 
-def judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def judged(
+    rows: Sequence[Mapping[str, Any]], goals: Sequence[PeerGoal] = GOALS
+) -> list[dict[str, Any]]:
     """One line for each goal whose row of ours was asked for."""
     by_name = {row["name"]: row for row in rows}
-    return [_judged(goal, by_name) for goal in GOALS if goal.ours in by_name]
+    return [_judged(goal, by_name) for goal in goals if goal.ours in by_name]
 
 
 def _judged(goal: PeerGoal, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -124,7 +129,7 @@ def shown(figure: str, value: float) -> str:
     if figure == "p50":
         value /= 1e3
     digits = 0 if value >= 1_000 else 2 if value < 10 else 1
-    return f"{value:,.{digits}f}{'' if figure == 'rate' else ' '}{UNITS[figure]}"
+    return f"{value:,.{digits}f}{'' if figure in RATES else ' '}{UNITS[figure]}"
 
 
 HEADINGS = ("row", "figure", "ours", "beside", "theirs", "ratio", "median", "goal", "")

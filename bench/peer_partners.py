@@ -18,7 +18,7 @@ from typing import Any
 
 from bench import peer_servers
 from bench.case_http_sse import deliveries
-from bench.load import Generator, Window
+from bench.load import Generator, Window, cpu_seconds
 from bench.measure import (
     NO_CHECKPOINTS,
     SINGLE,
@@ -36,6 +36,7 @@ BARE_PAGES = 4_096
 WATCH_RATE = 200.0  # an append every 5 ms
 WATCH_SECONDS = 2.0  # for a round of one second
 TIMED_WATCHERS = 50
+REST_ROUNDS = 5.0  # how long a server rests in a round, in rounds of others
 
 
 def bulk(
@@ -126,6 +127,25 @@ def watchers(
             "generator_cpu": 0.0,
         }
         print(json.dumps(report), flush=True)
+
+
+def at_rest(port: int, pids: list[int], seconds: float, **_: Any) -> None:
+    """Nobody asks for anything; what is resident meanwhile."""
+    while sys.stdin.readline():
+        cpu, started = cpu_seconds(pids), time.monotonic()
+        time.sleep(REST_ROUNDS * seconds)
+        used = (cpu_seconds(pids) - cpu) / (time.monotonic() - started)
+        report = {"rate": 0.0, "p50": 0.0, "p99": 0.0, "generator_cpu": 0.0}
+        report |= {"cpu": used * 1e6, "resident": sum(map(resident_mb, pids))}
+        print(json.dumps(report), flush=True)
+
+
+def resident_mb(pid: int) -> float:
+    """As the kernel counts it."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise LookupError(pid)
 
 
 def dramatiq(plan: dict[str, Any], **given: Any) -> None:

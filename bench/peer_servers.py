@@ -25,7 +25,7 @@ from bench.wires_peers import Nats
 INSTALL_SECONDS = 300.0
 # Where programs are that a service runs, not a person.
 MORE_PATH = ("/usr/sbin", "/usr/local/sbin", "/sbin")
-PROGRAMS = {"redis": "redis-server", "nats": "nats-server"}
+PROGRAMS = {"redis": "redis-server", "nats": "nats-server", "nginx": "nginx"}
 PACKAGE = "@durable-streams/server"
 PYTHON_PACKAGES = ("dramatiq", "redis")
 STREAM = "/v1/stream/{}"
@@ -237,15 +237,16 @@ def durable_streams_rust(directory: str, durability: str, names: list[str]) -> I
 
 
 @contextlib.contextmanager
-def s2_lite(directory: str, stored: bool, streams: int) -> Iterator[Served]:
-    """`s2 lite`, in memory or on files that it syncs, with the streams t0, t1, ..."""
+def s2_lite(directory: str, stored: bool, streams: int = 0) -> Iterator[Served]:
+    """`s2 lite`, in memory or on files that it syncs; with a basin of t0, t1, ... if any."""
     port = free_port()
     command = [str(CRATES["s2-lite"].path), "lite", "--port", str(port)]
     if stored:
         Path(directory, "root").mkdir(parents=True, exist_ok=True)
         command += ["--local-root", f"{directory}/root"]
     with started(command, port, directory) as server:
-        put(port, f"/v1/basins/{BASIN}", {})
+        if streams:
+            put(port, f"/v1/basins/{BASIN}", {})
         for number in range(streams):
             put(port, f"/v1/streams/t{number}", {"s2-basin": BASIN})
         yield server

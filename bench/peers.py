@@ -19,21 +19,42 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bench import jobs, peer_goals, peer_servers
+from bench import jobs, peer_goals, peer_loads, peer_servers, s2_loads, stream_loads
 from bench.measure import Partner
-from bench.peer_loads import CASES, CONNECTIONS, DRAMATIQ_JOBS, LOADS, READ_CONNECTIONS, Load
+from bench.peer_loads import CONNECTIONS, DRAMATIQ_JOBS, READ_CONNECTIONS, Load
 from bench.served import Round, column, two_cores
 
 ROUNDS = 8
 # Where a round takes long.
-ROUNDS_OF = {"http_sse": 5, "http_batch": 5, "http_arrow": 5}
+ROUNDS_OF = {
+    "http_sse": 5,
+    "http_batch": 5,
+    "http_arrow": 5,
+    "ds_sse": 5,
+    "ds_catch_up_1000": 3,
+    "ds_at_rest": 1,
+    "s2_append_session": 5,
+    "s2_read_session": 5,
+    "s2_unary": 5,
+    "s2_serial": 5,
+    "s2_streams": 3,
+    "s2_bench": 3,
+}
 SECONDS = 1.0
 WARM_UP = 0.2
 JOBS_QUICK = 500
 CONNECTIONS_QUICK = 64
 GENERATOR_LIMIT = 0.9  # of a processor
 COSTS = ("cpu", "p50", "p99", "generator_cpu")
-CHOICES = (peer_goals.NAME, *CASES)
+LOADS = (*peer_loads.LOADS, *stream_loads.LOADS, *s2_loads.LOADS)
+CASES = (*peer_loads.CASES, *stream_loads.CASES, *s2_loads.CASES)
+PLANS = {
+    peer_goals.NAME: peer_goals.PLAN,
+    stream_loads.NAME: stream_loads.CASES,
+    s2_loads.NAME: s2_loads.CASES,
+}
+CHOICES = (*PLANS, *CASES)
+GOALS = (*peer_goals.GOALS, *stream_loads.GOALS, *s2_loads.GOALS)
 
 Say = Callable[[str], None]
 
@@ -41,8 +62,8 @@ Say = Callable[[str], None]
 def chosen(names: Sequence[str]) -> list[str]:
     """Cases in the order of the table; the plan of the goals if none is named."""
     asked = set(names or [peer_goals.NAME])
-    if peer_goals.NAME in asked:
-        asked |= set(peer_goals.PLAN)
+    for plan in asked & PLANS.keys():
+        asked |= set(PLANS[plan])
     return [case for case in CASES if case in asked]
 
 
@@ -102,7 +123,7 @@ def add_ratios(loads: Sequence[Load], rows: list[dict[str, Any]]) -> None:
     by_name = {row["name"]: row for row in rows}
     for load, row in zip(loads, rows, strict=True):
         ours = by_name[load.versus]
-        if "rate" in row and "rate" in ours:
+        if row.get("rate") and ours.get("rate"):  # what rests has none
             row["versus"] = load.versus
             row["rate_ratio"] = row["rate"] / ours["rate"]
             row["cpu_ratio"] = row["cpu"] / ours["cpu"] if ours["cpu"] else 0.0
@@ -144,7 +165,10 @@ def best(rounds: list[Round]) -> dict[str, Any]:
         "rate": max(column(rounds, "rate")),
         **{name: min(column(rounds, name)) for name in COSTS},
         "generator_busy": max(one["rate"] * one["generator_cpu"] / 1e6 for one in rounds),
-        "rounds": {name: column(rounds, name) for name in peer_goals.FIGURES},
+        "rounds": {name: column(rounds, name) for name in peer_goals.FIGURES if name in rounds[0]},
+        **{
+            name: max(column(rounds, name)) for name in peer_goals.MORE_FIGURES if name in rounds[0]
+        },
     }
 
 

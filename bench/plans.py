@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from bench import wires, wires_peers, wires_streams
+from bench import wires, wires_durable_streams, wires_peers, wires_streams
 from bench.wires import Http, Wire
 
 
@@ -47,4 +47,6 @@ WIRES: dict[str, Any] = {
     "redis_xadds": wires_peers.RedisAppends,
     "redis_xread": wires_peers.RedisRead,
     "nats_publish": wires_peers.NatsPublish,
+    "stream_appends": wires_durable_streams.StreamAppends,
+    "catch_up": wires_durable_streams.CatchUp,
 }

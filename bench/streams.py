@@ -25,6 +25,7 @@ MARK = b'"t":"'
 DIGITS = 20
 MARK_BYTES = len(MARK) + DIGITS
 SILENCE_SECONDS = 15.0
+FILES_WANTED = 300_000
 CONNECT_SECONDS = 30.0
 STREAM_ADDRESS = "/v1/stream/{}"
 # How often those watchers are read whose records are not timed; their buffers hold much more.
@@ -33,10 +34,12 @@ REST_PARTS = 20
 
 
 def raise_file_limit() -> None:
-    """Every connection takes a descriptor."""
+    """Every connection takes a descriptor, and of some servers every stream."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    for limit in (max(hard, FILES_WANTED), hard):  # only root may raise the second
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+            return
 
 
 class Sessions:

@@ -17,6 +17,7 @@ HOST = "127.0.0.1"
 CONNECT_SECONDS = 10.0
 DATA_BYTES = 256
 NO_CONTENT = b"HTTP/1.1 204"
+LAST_CHUNK = b"0\r\n\r\n"  # what nothing comes behind
 SUCCESS = (200, 201, 204)
 THROTTLED = 429
 
@@ -104,6 +105,11 @@ class Http(Wire):
         status = int(head[9:12])
         if status not in self.accepted:
             raise BadAnswer(data[:500].decode("latin-1"))
+        if re.search(rb"(?i)\r\ntransfer-encoding: *chunked", head):
+            if body.endswith(LAST_CHUNK):
+                return 1
+            self.rest = data
+            return 0
         length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
         self.missing = (int(length[1]) if length else 0) - len(body)
         assert self.missing >= 0
