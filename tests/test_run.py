@@ -32,7 +32,7 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "run", root)
     (root / "src" / "headrace" / "__init__.py").touch()
     (root / "src" / "headrace" / "__main__.py").write_text("print('headrace 0.1.0')\n")
-    for name in ("server.txt", "spark.txt", "test.txt"):
+    for name in ("server.txt", "optional.txt", "spark.txt", "test.txt"):
         (root / "requirements" / name).write_text("# nothing\n")
     (root / "tests" / "driver.py").write_text("import sys; print('driver', sys.argv[1:])\n")
     return root
@@ -196,6 +196,17 @@ def test_a_server_still_runs_when_spark_cannot_be_had(
     assert (code, "installing what `spark` needs" in err) == (0, True), err
 
 
+def test_a_server_runs_without_what_cannot_be_built(
+    checkout: Path, environment: dict[str, str]
+) -> None:
+    wanted = checkout / "requirements" / "optional.txt"
+    wanted.write_text("no-such-package-xyz==1.0 --hash=sha256:" + "0" * 64 + "\n")
+    code, out, err = run(checkout, environment | {"PIP_NO_INDEX": "1"}, "--version")
+    assert (code, out) == (0, "headrace 0.1.0\n")
+    assert "goes without requirements/optional.txt" in err
+    assert run(checkout, environment, "--version")[2] == "", "and it is not tried each time"
+
+
 @pytest.mark.parametrize("version", ["3.10.13", None])
 def test_a_python_that_is_too_old_or_missing_is_named(
     checkout: Path, environment: dict[str, str], version: str | None
@@ -238,21 +249,22 @@ def pins(path: Path) -> dict[str, set[str]]:
 def test_the_pinned_packages_satisfy_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    server, spark, test = (
-        pins(ROOT / "requirements" / f"{name}.txt") for name in ("server", "spark", "test")
-    )
+    names = ("server", "optional", "spark", "test")
+    server, optional, spark, test = (pins(ROOT / "requirements" / f"{n}.txt") for n in names)
     for wanted, pinned in (
         (project["dependencies"], server),
         (extras["spark"], server | spark),
         (extras["lake"], server | spark),
         (extras["cold"], server),
         (extras["pipelines"], server),
+        (extras["webhooks"], server),
+        (extras["encryption"], server | optional),
         (extras["test"], server | test),
     ):
         for text in wanted:
             requirement = Requirement(text)
             if requirement.name == "headrace":
-                assert requirement.extras in ({"cold", "spark"}, {"lake", "pipelines"})
+                assert requirement.extras in ({"cold", "spark"}, {"lake", "pipelines", "webhooks"})
                 continue
             versions = pinned[canonicalize_name(requirement.name)]
             assert all(requirement.specifier.contains(version) for version in versions), text

@@ -25,7 +25,7 @@ SPEC = ROOT / "docs" / "spec"
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # The name of each dialect's contract in citations, and the directory of its sections.
-CONTRACTS = {"native": SPEC / "native"}
+CONTRACTS = {name: SPEC / name for name in ("native", "durable_streams", "s2")}
 DEFAULT = "native"
 
 RULE = re.compile(r"^- <a id=\"(\w+)\"></a>\*\*([A-Z]\d+)\.\*\* \S", re.MULTILINE)

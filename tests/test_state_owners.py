@@ -48,8 +48,10 @@ class Owned(NamedTuple):
 TOPIC = Owned(
     {
         "LiveSeqs": "engine/topics/live_seqs.py",
+        "ForkedSeqs": "engine/topics/forks.py",
         "StoredBlocks": "engine/topics/stored_blocks.py",
         "ArchivedSeqs": "engine/topics/archived_seqs.py",
+        "StreamedTopic": "engine/topics/streamed_topic.py",
         "Topic": "engine/topics/topic.py",
     },
     frozenset({"topic", "_topic", "dest", "_dest", "source", "_source"}),
@@ -262,7 +264,7 @@ SEEDED = """
 topic.head = 5
 router.dest.bytes += 1
 self.topic.gaps.append((1, 2))
-a, (copy.cap_floor, b) = 1, (2, 3)
+a, (copy.logged_to, b) = 1, (2, 3)
 topic.producers["p"] = accepted
 anything.sealing_to = 1
 setattr(topic, "head", 5)

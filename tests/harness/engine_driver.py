@@ -143,8 +143,8 @@ class Subtree:
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
-    def create(self, path: str) -> File:
-        return self._fs.create(self._at(path))
+    def create(self, path: str, *, private: bool = False) -> File:
+        return self._fs.create(self._at(path), private=private)
 
     def open(self, path: str) -> File:
         return self._fs.open(self._at(path))

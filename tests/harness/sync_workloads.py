@@ -17,7 +17,7 @@ def lone(stage: Stage) -> None:
     fsync, disk = (config_of(durability=durability) for durability in ("fsync", "disk"))
     driver = stage.open()
     driver.put("t", fsync)
-    for turn in range(18):
+    for turn in range(20):
         driver.append("t", stage.record(6_000, tagged=True), config=fsync)
         if turn % 6 == 5:
             driver.append("t", stage.record())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-CYCLES = 50
+CYCLES = 30
 CYCLES_FEW = 15
 SEED = 20_240_601
 # How much of the load is heard before the kill comes: reports (one each 20 operations), and then

@@ -217,7 +217,7 @@ def large_append() -> Refusal:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("senders", [1, 8])
-@pytest.mark.parametrize(("make", "count"), [(large_read, 40), (large_append, 75)])
+@pytest.mark.parametrize(("make", "count"), [(large_read, 16), (large_append, 24)])
 @pytest.mark.parametrize("protocol", sorted(SPEAKERS))
 def test_large_bodies_leave_nothing(
     spacious: ServerProcess,

@@ -65,7 +65,9 @@ def test_no_append_overtakes_an_earlier_one_of_its_topic(start: Start) -> None:
     order: list[str] = []
     asking = engine.append("t", [0] * (topic.reservation.valid_to - 1))
     engine.append("synced", [0])
-    engine.flush()  # A sync has begun that will make durable what the first append asked for.
+    engine.flush()
+    while not shard.syncs.running:  # one that will make durable what the first append asked for
+        assert runtime_of(engine).step()
     assert asking.done and shard.durable < topic.reservation.mark
     waiting = engine.append("t", [1, 2])
     waiting.when_done(lambda _: order.append("first"))

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 from headrace.core.errors import ConfigError
 from headrace.spark.ddl import fields_of
 from headrace.spark.options import source_options
-from headrace.spark.reading.columns import Shape, shape_of
+from headrace.spark.reading.columns import LAST_MS, Shape, shape_of
 from tests.support.record_pages import TS_MS, page
 
 
@@ -85,6 +85,17 @@ def test_chosen_columns_in_their_order() -> None:
     assert one(only, page([b"", b""]).select(["seq"])).to_pylist() == [{"topic": "t"}] * 2
 
 
+def test_a_time_beyond_the_year_9999_is_its_end() -> None:
+    """Only writers of S2 streams give such; no date of Python or of a lake could show it."""
+    batch = page([b"1", b"2", b"3"])
+    at = batch.schema.get_field_index("ts")
+    times = pa.array([7, LAST_MS, 2**63 - 1], pa.int64()).cast(batch.schema.field(at).type)
+    rows = one(shape(columns="ts"), batch.set_column(at, batch.schema.field(at), times))
+    end = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_000, datetime.UTC)
+    epoch = datetime.datetime.fromtimestamp(0, datetime.UTC)
+    assert rows.column("ts").to_pylist() == [epoch + datetime.timedelta(milliseconds=7), end, end]
+
+
 def test_no_pandas_is_imported_on_the_way() -> None:
     """Each process that Spark starts would wait for it, longer than for all else."""
     program = """if True:
@@ -108,6 +119,22 @@ def test_no_pandas_is_imported_on_the_way() -> None:
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_columns_of_a_stream() -> None:
+    found = shape(columns="seq,content_type,headers")
+    assert found.needs == {"seq", "headers"}
+    records = page([b"", b"", b"", b""])
+    (rows,) = found.rows("ds:t", records, "image/png")
+    assert rows.schema.equals(to_arrow_schema(found.schema, timezone="UTC"), check_metadata=True)
+    rows.validate(full=True)
+    assert rows.column("content_type").to_pylist() == ["image/png"] * 4
+    pair = {"name": b"k", "value": b"\xff"}
+    assert rows.column("headers").to_pylist() == [None, None, None, [pair]]
+    # A topic is of no type, and a server of an older version sends no headers.
+    older = one(found, records.drop_columns(["headers"]))
+    assert older.column("content_type").to_pylist() == [None] * 4
+    assert older.column("headers").to_pylist() == [None] * 4
 
 
 def test_an_empty_page_is_no_batch() -> None:

@@ -206,6 +206,9 @@ def workers() -> Iterator[list[WorkerProcess]]:
         process.kill()
 
 
+# Its first kills are due whatever its share: each is followed by another start of Spark, which
+# takes a minute on a busy machine.
+@pytest.mark.timeout(600)
 def test_a_worker_is_killed_again_and_again(
     server: ServerProcess, work: Work, workers: list[WorkerProcess], sweep: Sweep, tmp_path: Path
 ) -> None:

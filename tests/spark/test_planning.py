@@ -345,10 +345,10 @@ def test_which_topics(sealing: ServerProcess, client: Client, topic: str) -> Non
     found = topic_heads(client, msgspec.structs.replace(options, topics=tuple(names[:2])))
     assert list(found) == names[:2]
     state = client.topic(names[0])
-    assert found[names[0]] == (names[0], state.epoch, 1, 2, 1)
+    assert found[names[0]] == (names[0], state.epoch, 1, 2, 1, False)
     pattern = msgspec.structs.replace(options, topics=(), pattern=f"{topic}-[12]")
     assert topic_heads(client, pattern) == {
-        name: (name, client.topic(name).epoch, 1, 2, 1) for name in names[1:]
+        name: (name, client.topic(name).epoch, 1, 2, 1, False) for name in names[1:]
     }
     half = msgspec.structs.replace(options, topics=(), pattern=f"{topic}-")
     assert topic_heads(client, half) == {}  # whole names only

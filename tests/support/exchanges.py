@@ -7,10 +7,12 @@ only what would be bytes on a socket is a list here.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from headrace.core.clock import ManualClock
-from headrace.wire.exchange import JSON, Exchange, Headers, Outlet
+from headrace.storage.fs import read_exact
+from headrace.wire.exchange import JSON, Exchange, FileRange, Headers, Outlet, Part
 
 
 class ListOutlet(Outlet):
@@ -86,6 +88,18 @@ class AnsweredExchange(Exchange):
         self.answered = True
         self.status, self.reply, self.content_type = status, body, content_type
         self.reply_headers = dict(headers)
+
+    def answer_parts(
+        self, status: int, parts: Sequence[Part], content_type: bytes = JSON, headers: Headers = ()
+    ) -> None:
+        body = b""
+        for part in parts:
+            if isinstance(part, FileRange):
+                body += read_exact(part.file, part.length, part.offset)
+                part.file.close()
+            else:
+                body += part
+        self.answer(status, body, content_type, headers)
 
     @property
     def json(self) -> dict[str, Any]:

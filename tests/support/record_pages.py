@@ -26,6 +26,7 @@ def page(
         "tag": [None if seq % 2 else f"tag-{seq}" for seq in seqs],
         "node": [f"node-{seq}" for seq in seqs],
         "meta": [None if seq % 3 else b'{"m": 1}' for seq in seqs],
+        "headers": [[{"name": b"k", "value": b"\xff"}] if seq % 4 == 0 else None for seq in seqs],
         "data": list(data),
     }
     arrays = [pa.array(columns[field.name], field.type) for field in PAGE_SCHEMA]

@@ -99,6 +99,20 @@ class Log:
         self.shard.stage(entry, follows=follows)
         return entry
 
+    def turn(self, *, sync: bool) -> Entry:
+        """A commit, and the end of its turn."""
+        entry = Entry(self, len(self.entries), sync, 100)
+        self.entries.append(entry)
+        self.shard.stage(entry, flushes=True)
+        self.shard.flush()
+        self.runtime.step()
+        return entry
+
+    def begin_sync(self) -> None:
+        """Run until a sync is handed to the lane: what is written from now on is for the next."""
+        while not self.shard.syncs.running:
+            assert self.runtime.step(), "no sync was asked for"
+
     def run(self, ms: int = 0) -> None:
         self.runtime.run()
         if ms:

@@ -261,9 +261,21 @@ class World:
         assert exchange.answered, told
         assert 100 <= exchange.status < 500, told
         if exchange.status >= 400:
-            error = json.loads(exchange.reply)["error"]
-            assert error["code"] != "internal" and error["message"], told
+            code, message = _refusal(exchange)
+            assert code != "internal" and message, told
         return exchange
+
+
+def _refusal(exchange: ListExchange) -> tuple[str, str]:
+    """The code and the message of a refusal, in the form of its dialect."""
+    route = exchange.route
+    if route is not None and route.dialect.name == "s2":
+        if exchange.status in (404, 405) and not exchange.reply:
+            return "not_found", "nothing, as its protocol wants it"
+        error = json.loads(exchange.reply)
+    else:
+        error = json.loads(exchange.reply)["error"]
+    return error["code"], error["message"]
 
 
 def only_refusals(function: Callable[[], object]) -> bool:

@@ -7,6 +7,7 @@ server whose log has a traceback fails its module.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,9 +19,12 @@ from tests.support.speakers import SPEAKERS, Speaker
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    servers = Servers(tmp_path_factory.mktemp("servers"))
+    directory = tmp_path_factory.mktemp("servers")
+    servers = Servers(directory)
     yield servers
     servers.stop_all()
+    # Servers make their log files ahead: those of a whole run would take tens of gigabytes.
+    shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="module")

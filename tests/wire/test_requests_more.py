@@ -133,3 +133,16 @@ def test_numbers_are_told_as_they_were_sent(speak, topic) -> None:
     router = {"source": topic, "dest": f"{topic}-d", "backfill": BEYOND}
     reply = speak("PUT", f"/v0/routers/{topic}", router)
     assert (reply.status, str(BEYOND) in reply.error["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "name", ["Idempotency-Key", "Producer-Id", "Producer-Epoch", "Producer-Seq"]
+)
+def test_a_header_that_has_one_value_is_sent_once(speak, topic, name) -> None:
+    producer = {"Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": "0"}
+    others = producer if name in producer else {}
+    sent = {**others, name: "1", name.upper(): "1"}
+    for _ in range(2):  # a head that repeats is known
+        refused = speak("POST", f"/v0/topics/{topic}", RECORD, sent)
+        assert (refused.status, refused.json["error"]["code"]) == (400, "invalid_request")
+    speak.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")

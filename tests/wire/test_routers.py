@@ -444,6 +444,7 @@ def test_a_router_whose_destination_is_full_says_so(speak, topic) -> None:
         assert ("blocked" in router(speak, topic)) == (number == 1)
     listed = speak.ok("GET", f"/v0/routers?source={source}")["routers"]
     assert [row["blocked"] for row in listed] == [True]
+    assert "takes no more" in listed[0]["reason"]
     figures = speak("GET", "/v0/metrics").body.decode().splitlines()
     assert "headrace_routers_blocked 0" not in figures
     speak.ok("POST", f"/v0/topics/{dest}/delete", {"before_seq": 2})

@@ -22,6 +22,7 @@ from headrace.lake.writing import sync
 from headrace.lake.writing.copy_task import copy_part
 from headrace.testing.process import ServerProcess
 from tests.support.checkout import ROOT
+from tests.support.http_streams import make_stream
 from tests.support.lakes import Bench, accounted
 
 Command = Callable[..., Any]
@@ -44,7 +45,7 @@ def command(unsealed: Bench, capsys: pytest.CaptureFixture[str]) -> Command:
 
     def run(*words: str, code: int = 0) -> tuple[Any, str]:
         place = ["--lake", unsealed.lake.root]
-        if words[0] in ("sync", "verify"):
+        if words[0] in ("sync", "verify", "replay"):
             place += ["--url", unsealed.server.url]
         assert main(["lake", *words, *place, "--json"]) == code
         printed = capsys.readouterr()
@@ -94,6 +95,16 @@ def test_one_table_does_not_stop_the_others(unsealed: Bench, topic: str, command
     (broken / "_delta_log" / f"{1:020d}.json").unlink()
     assert command("sync", "--topics", names[1])[0]["topics"][0]["rows"] == 2
     assert accounted(unsealed.table(names[1])) == 2
+
+
+def test_what_a_replay_leaves_behind_is_said(unsealed: Bench, topic: str, command: Command) -> None:
+    stream = make_stream(unsealed.server, topic, "image/png", (b"\x89PNG",))
+    unsealed.client.append(topic, [1])
+    for name, left_out in ((stream, ["content_type", "headers"]), (topic, [])):
+        command("sync", "--topics", name)
+        done, said = command("replay", name, "--to", f"{topic}-copy")
+        assert (done["rows"], done["left_out"]) == (1, left_out)
+        assert ("content type" in said) == bool(left_out)
 
 
 @pytest.mark.parametrize("verb", ["verify", "compact", "vacuum", "history"])

@@ -21,6 +21,7 @@ from headrace.metrics.requests import Metrics
 from headrace.testing.simdisk import SimDisk
 from headrace.wire.native.dialect import NativeDialect
 from headrace.wire.routes import Route, RouteTable
+from tests.support.stream_calls import create, fork
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -120,6 +121,25 @@ def test_counts_are_exact_after_two_topics_and_two_records(
     assert 'headrace_topic_queue_ready{topic="q"} 0\n' in text
     assert 'headrace_topic_queue_in_flight{topic="q"} 0\n' in text
     assert 'headrace_topic_queue_ready{topic="jobs"}' not in text
+
+
+def test_streams_forks_and_what_is_kept_for_them(engine: Engine, metrics: Metrics) -> None:
+    def counts() -> list[float]:
+        samples = parse(metrics)
+        names = ("headrace_streams", "headrace_stream_forks", "headrace_streams_soft_deleted")
+        return [samples[one(name)] for name in names]
+
+    engine.append("plain", [1]).result()
+    create(engine, "a", b"x")
+    create(engine, "b", b"y", closed=True)
+    assert counts() == [2, 0, 0]
+    fork(engine, "f", "a")
+    assert counts() == [3, 1, 0]
+    engine.streams.delete("a").result()
+    assert counts() == [2, 1, 1]
+    engine.streams.delete("f").result()
+    engine.runtime.drain()
+    assert counts() == [1, 0, 0]
 
 
 def test_archives_that_are_behind_and_overtaken(engine: Engine, metrics: Metrics) -> None:

@@ -239,6 +239,25 @@ def test_every_answer_carries_the_headers_of_its_dialect(
         assert POLICY[0] not in answer.headers
 
 
+@pytest.mark.parametrize(
+    ("line", "fields", "status"),
+    [
+        (b"GET /notes/a?x=1 HTTP/1.1", b"x: " + b"y" * 70_000, 431),
+        (b"GET /notes/" + b"a" * 70_000 + b" HTTP/1.1", b"x: y", 431),
+        (b"GET /notes/a HTTP/1.1", b"no colon", 400),
+        (b"GET /notes/a HTTP/1.1", b"host: twice", 400),
+    ],
+)
+def test_what_is_refused_while_its_head_arrives_is_refused_by_its_dialect(
+    served: Served, line: bytes, fields: bytes, status: int
+) -> None:
+    with served.connect() as sock:
+        sock.sendall(b"%b\r\nhost: localhost\r\n%b\r\n\r\n" % (line, fields))
+        answer = read_response(sock)
+    assert answer.status == status
+    assert {NOSNIFF, POLICY} <= set(answer.headers.items())
+
+
 @TRANSPORTS
 def test_web_pages_are_told_what_each_dialect_allows(
     transport: Callable[[Served], Ask], notes: Notes

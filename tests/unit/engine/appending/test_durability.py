@@ -5,58 +5,17 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.clock import ManualClock
-from headrace.engine.engine import Engine
 from headrace.storage.block import Batch
-from headrace.testing.simdisk import MODES, SimDisk
+from headrace.testing.simdisk import MODES
+from tests.support.durability import CLASSES, disk_of, filled, log_calls, settle, told
 from tests.support.engine_reads import all_records
 from tests.support.engines import Start
 from tests.support.seqs import seqs_of
 
-CLASSES = ["ephemeral", "memory", "disk", "fsync"]
 RESERVE = 256
 
 
-def told(engine: Engine, name: str = "t") -> list[tuple[int, int, str]]:
-    """Every range announced as lost, reading from the start."""
-    found = []
-    cursor = 0
-    while True:
-        page = engine.read(name, cursor).result()
-        if page.tombstone is not None:
-            stone = page.tombstone
-            found.append((stone.gap_from, stone.gap_to, stone.reason))
-        cursor = page.next_from_seq
-        if page.caught_up:
-            return found
-
-
-def settle(engine: Engine, clock: ManualClock) -> None:
-    """Let the background syncs happen."""
-    clock.advance(1_000)
-    engine.runtime.run()  # type: ignore[attr-defined]
-    clock.advance(1_000)
-    engine.runtime.run()  # type: ignore[attr-defined]
-
-
-def disk_of(engine: Engine) -> SimDisk:
-    disk = engine.state.fs
-    assert isinstance(disk, SimDisk)
-    return disk
-
-
-def filled(start: Start, durability: str, count: int = 5) -> Engine:
-    engine = start()
-    engine.put_topic("t", {"durability": durability}).result()
-    for n in range(count):
-        engine.append("t", [n]).result()
-    return engine
-
-
 # When a class acknowledges
-
-
-def log_calls(engine: Engine, since: int) -> list[str]:
-    return [op.kind for op in disk_of(engine).trace[since:] if op.path.startswith("wal")]
 
 
 @pytest.mark.parametrize(
@@ -374,41 +333,7 @@ def test_f_a_crash_range_below_a_cap_is_told_with_it(
     assert ranges[0][0] == 1 and ranges[-1][1] == head - 2
 
 
-# Classes change in place
-
-
-@pytest.mark.parametrize("before", CLASSES)
-@pytest.mark.parametrize("after", CLASSES)
-def test_f8_a_class_change_takes_nothing_that_was_promised(
-    start: Start, kill: Start, restart: Start, before: str, after: str
-) -> None:
-    engine = filled(start, before)
-    old = all_records(engine)
-    engine.put_topic("t", {"durability": after}).result()
-    engine.append("t", [b"after"]).result()
-    engine = kill(engine)
-    engine.checkpoint().result()
-    engine = restart(engine)
-    found = all_records(engine)
-    if before != "ephemeral":
-        assert found[:5] == old
-    if after != "ephemeral":
-        assert found[-1].data == b"after"
-    lost = {seq for first, last, _ in told(engine) for seq in range(first, last + 1)}
-    assert lost | {r.seq for r in found} == set(range(1, engine.topic("t").head_seq + 1))
-
-
-def test_f8_control_entries_are_always_synced(start: Start) -> None:
-    engine = start()
-    disk = disk_of(engine)
-    for call in (
-        lambda: engine.put_topic("t", {"durability": "ephemeral"}),
-        lambda: engine.put_topic("t", {"durability": "memory"}),
-        lambda: engine.delete_topic("t"),
-    ):
-        since = disk.position
-        call().result()
-        assert "sync_data" in log_calls(engine, since)
+# What else follows the class
 
 
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headrace.core.clock import ManualClock
@@ -15,7 +16,9 @@ from headrace.core.errors import (
     TopicFull,
     TopicNotFound,
 )
+from headrace.engine.appending.admission import Append
 from headrace.engine.appending.idempotency import KeyIndex
+from headrace.engine.appending.pending_append import PendingAppend
 from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.engine import Engine
 from headrace.storage.snapshot.key_files import KeyRow
@@ -336,6 +339,21 @@ def test_of_two_writers_at_one_head_one_wins(engine: Engine) -> None:
     tickets = [engine.append("t", [n], expected_head_seq=0) for n in range(3)]
     engine.runtime.run()  # type: ignore[attr-defined]
     assert [t.error is None for t in tickets] == [True, False, False]
+
+
+@pytest.mark.parametrize("durability", ["fsync", "disk", "ephemeral"])
+def test_of_two_that_come_together_the_second_hears_of_the_head_second(
+    engine: Engine, durability: str
+) -> None:
+    engine.put_topic("t", {"durability": durability}).result()
+    how = Append(expected_head_seq=0)
+    asked = [PendingAppend(engine.runtime, "t", msgspec.Raw(b"1"), how) for _ in range(2)]
+    told: list[PendingAppend] = []
+    engine.append_all(asked, told.extend)
+    engine.runtime.run()  # type: ignore[attr-defined]
+    assert [one is other for one, other in zip(told, asked, strict=True)] == [True, True]
+    assert asked[0].error is None and isinstance(asked[1].error, HeadMismatch)
+    assert asked[1].error.detail["head_seq"] == 1 and data(engine) == [b"1"]
 
 
 def test_a_retry_by_key_wins_over_a_head_that_has_moved(engine: Engine) -> None:

@@ -74,7 +74,8 @@ def test_a_repeat_of_an_append_in_flight_gets_its_seqs(engine: Engine) -> None:
     assert [place(answer)[:2] for answer in answers] == [(1, 1), (2, 3), (4, 4), (5, 5)]
     # What is stored when each is answered: a number in flight is none that is stored.
     assert [answer.producer_sequence for answer in answers] == [1, 1, 2, 3]
-    assert not engine._appender._claims and not engine._appender._claims_in_flight
+    repeats = engine._appender.repeats
+    assert not repeats._claims
 
 
 def test_seqs_beyond_the_bound_are_forgotten_and_the_number_is_not(

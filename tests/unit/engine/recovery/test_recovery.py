@@ -21,7 +21,12 @@ from headrace.core.settings import Settings
 from headrace.engine.appending.producers import ProducerClaim
 from headrace.engine.engine import Engine
 from headrace.storage.block import Batch
-from headrace.storage.wal.frame import FileHeader, decode_file_header, encode_file_header
+from headrace.storage.wal.frame import (
+    FORMAT_VERSION,
+    FileHeader,
+    decode_file_header,
+    encode_file_header,
+)
 from headrace.testing.faultfs import Fault, FaultFilesystem, FaultPlan
 from headrace.testing.simdisk import SimDisk
 from tests.support.engines import Start
@@ -297,6 +302,26 @@ def test_a_missing_log_file_is_refused(start: Start) -> None:
         with pytest.raises(WalCorrupt) as caught:
             fresh(image)
         assert caught.value.fix
+
+
+def test_a_log_of_an_older_version_opens_and_goes_on_as_the_newest(start: Start) -> None:
+    """L4."""
+    engine = start()
+    engine.append("t", [1]).result()
+    engine.abandon()
+    disk = disk_of(engine).image(disk_of(engine).position, "all", 0, power_loss=False)
+
+    def headers() -> dict[str, FileHeader]:
+        paths = [f"wal/{name}" for name in disk.listdir("wal")]
+        found = {path: decode_file_header(disk.contents()[path][:4096], path) for path in paths}
+        return {path: header for path, header in found.items() if header is not None}
+
+    for path, header in headers().items():
+        disk.overwrite(path, 0, encode_file_header(header._replace(version=2)))
+    reopened = start(disk)
+    reopened.append("t", [2]).result()
+    assert [record.data for record in reopened.read("t").result().records] == [b"1", b"2"]
+    assert {header.version for header in headers().values()} == {2, FORMAT_VERSION}
 
 
 @pytest.mark.parametrize("kind", ["wal", "snapshot", "segment"])

@@ -77,6 +77,47 @@ def test_g7_appends_wait_the_longer_the_less_memory_is_left(
     assert waits == sorted(waits) and waits[0] == 0 < waits[-1] <= ladder.WRITE_WAIT_MS_MAX
 
 
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+def test_g7_a_sync_does_not_end_the_wait(
+    start: Start, monkeypatch: pytest.MonkeyPatch, durability: str
+) -> None:
+    """Or else appends would come as fast as syncs do, whatever sealing does."""
+    engine = start(**SMALL_MEMORY)
+    engine.govern()
+    engine.put_topic("waits", {"durability": durability}).result()
+    held_sealing(engine, monkeypatch)
+    take_memory(engine)
+    shard = engine.state.shards[0]
+    assert shard.durable < shard.written
+    syncs = shard.syncs_total
+    waiting = engine.append("waits", [b"x" * (engine.settings.memory_budget_bytes // 20)])
+    shard.hasten()
+    run(engine)
+    run(engine, engine.settings.sync_interval_ms + 1)
+    assert shard.syncs_total > syncs and not waiting.done
+    run(engine, ladder.WRITE_WAIT_MS_MAX)
+    assert waiting.done and waiting.error is None
+
+
+def test_g7_who_waits_for_a_sync_beside_those_who_wait_for_room_is_written_after_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(**SMALL_MEMORY)
+    engine.govern()
+    engine.put_topic("t", {"durability": "fsync"}).result()
+    held_sealing(engine, monkeypatch)
+    take_memory(engine)
+    waiting = engine.append("t", [1])
+    shard, runtime = engine.state.shards[0], engine.runtime
+    engine.append("u", [1], config={"durability": "fsync"})  # it is created, and so written at once
+    assert isinstance(runtime, StepRuntime)
+    while not shard.syncs.running:
+        assert runtime.step()
+    changed = engine.put_topic("v", {"durability": "fsync"})
+    run(engine)
+    assert changed.done and waiting.done
+
+
 def test_g7_what_waits_goes_on_as_soon_as_there_is_room(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from headrace.core.errors import InvalidRequest
 from headrace.core.settings import Settings
 from headrace.server.http1 import heads as http1_heads
+from headrace.server.http1 import reader as http1_reader
 from headrace.server.http1.connection import Http1Connection
 from headrace.server.http1.heads import HeadLayout, KnownHead, KnownHeads
 from headrace.wire.exchange import Exchange
@@ -107,6 +108,10 @@ HOLES = FIRST.replace(
 )
 
 
+# Of a producer, whose name and epoch stay: known by all its bytes but those of the number.
+NUMBERED = FIRST.replace(b"X: 1", b"Producer-Id: a\r\nProducer-Epoch: 0\r\nProducer-Seq: 1\r\nX: 1")
+
+
 def test_values_that_differ_from_request_to_request_are_read_beside_the_head(
     served: Served, taken: list[bool]
 ) -> None:
@@ -129,11 +134,36 @@ def test_values_that_differ_from_request_to_request_are_read_beside_the_head(
         b"2" * 600,
     ],
 )  # fmt: skip
-def test_a_value_means_what_the_parser_says(served: Served, value: bytes) -> None:
-    second = HOLES.replace(b"Seq: 1", b"Seq: " + value)
-    found = answers(served, HOLES, HOLES, second)[2]
+@pytest.mark.parametrize("known", [HOLES, NUMBERED], ids=["holes", "numbered"])
+def test_a_value_means_what_the_parser_says(served: Served, known: bytes, value: bytes) -> None:
+    second = known.replace(b"Seq: 1", b"Seq: " + value)
+    found = answers(served, known, known, known, second)[3]
     with Served(SETTINGS, ROUTES) as another:
         assert found == answers(another, second)[0]
+
+
+def test_a_producers_head_is_known_as_a_whole_but_for_its_number() -> None:
+    """Whatever each request says beside it is read as the parser does, in any order."""
+    heads = KnownHeads()
+    with Served(SETTINGS, ROUTES, heads=heads) as server:
+        requests = [NUMBERED.replace(b"Seq: 1", b"Seq: %d" % number) for number in range(5)]
+        requests += [one.replace(b"Epoch: 0", b"Epoch: 1") for one in requests]
+        requests += [FIRST, FIRST, requests[2], NUMBERED.replace(b"Seq: 1", b"Seq: "), requests[3]]
+        requests += [NUMBERED.replace(b"Producer-Seq: 1\r\n", b""), requests[4]]
+        found = [answers(server, *requests), answers(server, *reversed(requests))]
+    assert {head.partition(b"Producer-Seq: ")[2][:2] for head in heads.whole} >= {b"\r\n"}
+    with Served(SETTINGS, ROUTES) as another:
+        wanted = [answers(another, one)[0] for one in requests]
+    assert found == [wanted, wanted[::-1]]
+
+
+def test_a_number_that_is_not_there_is_not_that_of_another() -> None:
+    """The bytes of a head without its number are those of one that sends an empty one."""
+    empty = NUMBERED.replace(b"Seq: 1", b"Seq: ")
+    with Served(SETTINGS, ROUTES) as server:
+        answers(server, *[NUMBERED] * 4)
+        (found,) = answers(server, empty)
+    assert b"producer-seq=|" in found.body
 
 
 def test_no_key_is_kept() -> None:
@@ -335,7 +365,36 @@ def test_nothing_of_a_read_stays_with_an_answer_that_goes_on(served: Served) -> 
         assert exchange.head == exchange.body == b""
 
 
-def test_heads_that_never_repeat_are_given_up(served: Served, taken: list[bool]) -> None:
-    each = [FIRST.replace(b"X: 1", b"X: %d" % n) for n in range(40)]
-    assert [r.status for r in answers(served, *each)] == [200] * 40
+def numbered(numbers: Iterable[int]) -> list[bytes]:
+    """The same request to as many targets."""
+    return [FIRST.replace(b"?a", b"?%d" % number) for number in numbers]
+
+
+def test_heads_that_never_repeat_are_given_up(
+    served: Served, taken: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http1_reader, "ATTEMPTS_MAX", 10)
+    assert [one.status for one in answers(served, *numbered(range(40)))] == [200] * 40
     assert not any(taken)
+    answers(served, *numbered(reversed(range(40))))
+    assert len(taken) == 10, "the connection before was given up after so many"
+
+
+def test_a_connection_that_comes_first_everywhere_is_learnt_from(
+    served: Served, taken: list[bool]
+) -> None:
+    """As one is that goes from topic to topic ahead of all others."""
+    answers(served, *numbered(range(300)))
+    assert not taken
+    answers(served, *numbered(range(300)))
+    assert len(taken) == 300
+
+
+def test_a_client_whose_values_begin_or_end_to_vary_is_understood(
+    served: Served, taken: list[bool]
+) -> None:
+    with Served(SETTINGS, ROUTES) as another:
+        alone = {one: answers(another, one)[0] for one in (FIRST, HOLES)}
+    requests = [FIRST, FIRST, FIRST, HOLES, HOLES, HOLES, FIRST, HOLES, FIRST, FIRST]
+    assert answers(served, *requests) == [alone[one] for one in requests]
+    assert len(taken) == len(requests) - 2

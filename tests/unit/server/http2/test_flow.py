@@ -87,6 +87,16 @@ def test_an_answer_waits_for_the_window_and_others_pass_it(served: Served) -> No
         assert served.call(lambda: connection.pending_bytes) == 0
 
 
+def test_a_long_answer_is_cut_into_frames_that_the_client_takes(served: Served) -> None:
+    """Alone it is sent in one go, from where it lies; its bytes stay in order."""
+    body = b"".join(b"%07d " % number for number in range(60_000))
+    with Client(served, window=1 << 20) as client:
+        client.h2.increment_flow_control_window(1 << 20)
+        assert client.h2.max_inbound_frame_size < len(body)  # a longer one would be an error
+        assert client.post(b"/echo", body).data == body
+        assert client.get(b"/echo?short").data == b"short"
+
+
 def test_a_full_connection_window_holds_all_streams(served: Served) -> None:
     with Client(served, window=1 << 20, greedy=False) as client:
         streams = [client.start(b"GET", b"/big") for _ in range(2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -13,6 +14,7 @@ from headrace.storage.block import Batch
 from headrace.storage.block_encoding import encode_block
 from headrace.storage.files.block_cache import BlockCache
 from headrace.storage.fs import RealFile, RealFilesystem
+from headrace.storage.record_headers import Header
 from headrace.storage.segment.format import BLOCK_BYTES, SegmentMeta
 from headrace.storage.segment.from_blocks import Piece
 from headrace.storage.segment.page_columns import PAGE_SCHEMA
@@ -55,11 +57,18 @@ def opened(fs: RealFilesystem, meta: SegmentMeta) -> tuple[Segment, CountedFile]
     return segment, file
 
 
+def pairs_of(headers: Sequence[Header] | None) -> list[dict[str, bytes]] | None:
+    if headers is None:
+        return None
+    return [{"name": name, "value": value} for name, value in headers]
+
+
 def expected(run: Run, start: int, stop: int) -> list[dict[str, object]]:
     return [
         {
             "seq": record.seq, "ts": record.ts, "kind": record.kind, "tag": record.tag,
-            "node": record.node, "meta": record.meta, "data": record.data,
+            "node": record.node, "meta": record.meta, "headers": pairs_of(record.headers),
+            "data": record.data,
         }
         for record in run.rows(start, stop).records()
     ]  # fmt: skip

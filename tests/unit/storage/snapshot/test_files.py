@@ -18,6 +18,7 @@ from headrace.storage.segment.format import SegmentMeta
 from headrace.storage.snapshot import files
 from headrace.storage.snapshot.chains import read_latest, snapshot_path
 from headrace.storage.snapshot.files import SnapshotStore
+from headrace.storage.snapshot.format import VERSION
 from headrace.storage.snapshot.state import SnapshotState, TopicState
 from headrace.testing.faultfs import ERRORS, Action, Fault, FaultFilesystem, FaultPlan
 from headrace.testing.simdisk import SimDisk
@@ -233,11 +234,11 @@ def test_every_flipped_bit_falls_back_or_refuses(only: bool) -> None:
 def test_a_newer_version_is_refused_even_with_one_to_fall_back_to() -> None:
     disk, _ = three_written()
     head = bytearray(disk.contents()[snapshot_path(3)][:56])
-    head[8:12] = struct.pack("<I", 3)
+    head[8:12] = struct.pack("<I", VERSION + 1)
     stamp = struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(head)))
     disk.overwrite(snapshot_path(3), 0, bytes(head) + stamp)
     before = disk.contents()
-    with pytest.raises(UnsupportedFormat, match=r"snapshot-0000000000000003\.bin.*version 3"):
+    with pytest.raises(UnsupportedFormat, match=r"snapshot-0000000000000003\.bin.*version 5"):
         SnapshotStore(disk).load()
     assert disk.contents() == before
 

@@ -233,12 +233,12 @@ def test_a_newer_version_is_told_from_damage() -> None:
     with pytest.raises(SnapshotCorrupt):
         decode(reader(bytes(data)), len(data), "the-file")
     data[56:64] = struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(data[:56])))
-    with pytest.raises(UnsupportedFormat, match=r"the-file has snapshot version 3.*up to 2"):
+    with pytest.raises(UnsupportedFormat, match=r"the-file has snapshot version 5.*up to 4"):
         decode(reader(bytes(data)), len(data), "the-file")
 
 
-def test_version_1_is_read_and_version_0_is_none() -> None:
-    for version in (1, 0):
+def test_older_versions_are_read_and_version_0_is_none() -> None:
+    for version in (3, 2, 1, 0):
         data = bytearray(encode(1, None, full_body(None, some_change())))
         body = bytes(data[64:-16])
         data[8:12] = struct.pack("<I", version)

@@ -208,4 +208,4 @@ def test_the_on_disk_numbers_never_change() -> None:
         "EVENT_MOVED": 6,
         "EVENT_STAYED": 7,
     }
-    assert (FORMAT_VERSION, PAGE_BYTES, BATCH_MAGIC) == (2, 4096, b"HRWB")
+    assert (FORMAT_VERSION, PAGE_BYTES, BATCH_MAGIC) == (4, 4096, b"HRWB")

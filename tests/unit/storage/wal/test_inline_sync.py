@@ -113,6 +113,7 @@ def test_commits_that_come_together_are_a_group_of_the_lane() -> None:
     pair = [log.stage(sync=True), log.stage(sync=True)]
     log.shard.flush()
     assert not any(entry.settled for entry in pair)
+    log.begin_sync()
     late = log.stage(sync=True)
     log.run()
     assert log.settled == [0, 1, 2, 3] and late.settled
@@ -126,6 +127,17 @@ def test_who_needs_no_sync_does_not_wait_for_one() -> None:
     assert plain.settled and not synced.settled
     log.run()
     assert synced.settled and log.shard.inline_syncs_total == 0
+
+
+def test_a_lone_commit_on_a_slow_disk_waits_for_no_turn() -> None:
+    log = quick_log(inline_sync_us_max=0)
+    log.flushed()
+    assert log.shard.syncs.running, "what comes now is for the next sync"
+    log.run()
+    log.stage()
+    log.shard.flush()
+    log.flushed()
+    assert log.shard.syncs.running, "nor does one behind a sync that was put off"
 
 
 def test_a_sync_that_was_put_off_is_hurried_in_the_lane() -> None:

@@ -75,7 +75,7 @@ def test_commits_during_a_sync_join_the_next_group() -> None:
     log = Log()
     syncs = log.shard.syncs_total
     first = log.stage(sync=True)
-    log.runtime.step()  # the write; the sync is asked for
+    log.begin_sync()
     later = [log.stage(sync=True) for _ in range(20)]
     assert not first.settled
     log.run()
@@ -87,7 +87,7 @@ def test_a_commit_that_only_follows_others_is_settled_by_their_sync() -> None:
     log = Log()
     syncs = log.shard.syncs_total
     log.stage(sync=True)
-    log.runtime.step()  # the write; the sync is asked for
+    log.begin_sync()
     for _ in range(3):
         later = log.stage(sync=True, follows=True)
         log.shard.flush()
@@ -226,7 +226,7 @@ def test_a_file_left_during_a_sync_is_synced_to_its_end() -> None:
     """A sync knows a file up to where it was when the sync began, and no further."""
     log = Log(runtime=LateNewsRuntime)
     log.stage(sync=True)
-    log.runtime.step()  # the write; the sync is asked for
+    log.begin_sync()
     log.runtime.step()  # the sync; nobody has heard of it
     log.stage(size=5_000)
     log.shard.flush()  # into the same file

@@ -17,8 +17,10 @@ from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.engine.reading.walk import WINDOW_BLOCKS_MAX
 from headrace.metrics.requests import Metrics
+from headrace.storage.block import Batch
 from headrace.storage.files.merge_policy import MergePolicy
 from headrace.storage.files.store import DirectoryStore
+from headrace.storage.segment.page_columns import LONG_ROWS_MIN
 from headrace.testing.simdisk import SimDisk
 from headrace.wire.exchange import ARROW_STREAM, JSON
 from headrace.wire.native.arrow import OFF_LOOP_BYTES_MIN
@@ -450,3 +452,30 @@ def test_many_single_records_are_not_for_the_loop_thread(lab) -> None:
     assert table["data"].to_pylist() == [b"%d" % n for n in range(WINDOW_BLOCKS_MAX + 50)]
     kept = lab.diff(node="a")["data"].to_pylist()
     assert kept == [b"%d" % n for n in range(0, WINDOW_BLOCKS_MAX + 50, 3)]
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_headers_are_a_column_for_those_who_ask(labs: Callable[..., Lab], sealed: bool) -> None:
+    """§12h: in memory and in files, of records with and without."""
+    lab = labs()
+    pairs = [[(b"k", b"\xff"), (b"k", b"")], None, []]
+    lab.engine.append("t", Batch([b"a", b"b", b"c"], headers=pairs))
+    lab.engine.append("t", Batch([b"d"] * LONG_ROWS_MIN))
+    numbered = [[(b"n", b"%d" % n)] for n in range(LONG_ROWS_MIN)]
+    lab.engine.append("t", Batch([b"e"] * LONG_ROWS_MIN, headers=numbered))
+    lab.engine.runtime.drain()
+    if sealed:
+        lab.engine.checkpoint()
+        lab.engine.runtime.drain()
+        lab.engine.abandon()
+        lab = labs(lab.disk.image(lab.disk.position, "all", 0, power_loss=False))
+    found = lab.diff(include_headers=True)
+    assert found.schema.names == [*COLUMNS[:-1], "headers", "data"]
+    headers = found["headers"].to_pylist()
+    assert headers[:4] == [
+        [{"name": b"k", "value": b"\xff"}, {"name": b"k", "value": b""}], None, [], None,
+    ]  # fmt: skip
+    assert headers[-1] == [{"name": b"n", "value": b"%d" % (LONG_ROWS_MIN - 1)}]
+    assert lab.diff(from_seq=1, limit=2, include_headers=True)["headers"].to_pylist() == [None, []]
+    assert lab.diff().schema.names == COLUMNS
+    assert "content_type" not in said(found)

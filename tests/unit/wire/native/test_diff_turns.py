@@ -320,6 +320,32 @@ def test_a_page_is_not_shared_once_memory_is_short(
     assert first.json["caught_up"] and not second.json["caught_up"]
 
 
+def test_a_page_that_was_told_before_tells_of_the_head_as_it_is_now(reads: Reads) -> None:
+    reads.engine.append("a", [1, 2]).result()
+    first_page = {"from_seq": 0, "limit": 1}
+    found = []
+    for value in (3, 4, 5):
+        for _ in range(2):
+            asked = reads.diff("a", first_page)
+            reads.turn([asked])
+            found.append((asked.json["head_seq"], asked.json["lag"], asked.json["next_from_seq"]))
+        reads.engine.append("a", [value]).result()
+    assert found == [(2, 1, 1)] * 2 + [(3, 2, 1)] * 2 + [(4, 3, 1)] * 2
+
+
+@pytest.mark.parametrize("together", [1, 300, 64 << 10])
+def test_however_many_are_answered_together_each_has_its_own_page(
+    reads: Reads, monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    monkeypatch.setattr(diff, "TOGETHER_BYTES_MAX", together)
+    for number in range(7):
+        reads.engine.append(f"t{number}", ["x" * 100 * number]).result()
+    asked = [reads.diff(f"t{number % 7}", {}) for number in range(20)]
+    reads.turn([*asked[:9], reads.diff("nowhere", {}), *asked[9:]])
+    lengths = [len(one.json["records"][0]["data"]) for one in asked]
+    assert lengths == [100 * (number % 7) for number in range(20)]
+
+
 # Diffs that wait
 
 

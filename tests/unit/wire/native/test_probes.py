@@ -21,6 +21,7 @@ from headrace.wire.exchange import JSON
 from headrace.wire.native.dialect import NativeDialect
 from headrace.wire.native.probes import Probes
 from headrace.wire.routes import RouteTable
+from headrace.wire.server_context import ServerContext
 from tests.support.exchanges import AnsweredExchange
 
 SMALL = Settings(wal_file_bytes=64 << 10, wal_batch_bytes_max=16 << 10)
@@ -57,6 +58,10 @@ def probes(engine: Engine) -> Probes:
 
 @pytest.fixture
 def ask(probes: Probes) -> Ask:
+    return asking(probes)
+
+
+def asking(probes: Probes) -> Ask:
     table = RouteTable([NativeDialect(probes.routes())])
 
     def ask(path: str, accept: str = "", method: str = "GET") -> AnsweredExchange:
@@ -102,6 +107,22 @@ def test_not_ready_until_recovered(path: str, ask: Ask, engine: Engine) -> None:
     answer = ask(path)
     assert answer.status == 200
     assert answer.json == {"status": "ready", "wal_replay_complete": True, "topics": 1}
+
+
+def test_a_part_that_does_not_work_is_named(engine: Engine) -> None:
+    context = ServerContext(engine, engine.settings, Metrics())
+    why = ""
+    context.parts.update(fine=lambda: "", s2=lambda: why)
+    ask = asking(Probes(engine, context.metrics, problems=context.problems))
+    engine.recover()
+    figure = b"headrace_degraded_parts"
+    assert ask("/v0/ready").json["status"] == "ready"
+    assert figure + b" 0\n" in ask("/v0/metrics").reply
+    why = "the catalog cannot be read"
+    answer = ask("/v0/ready")
+    assert answer.status == 200
+    assert (answer.json["status"], answer.json["degraded"]) == ("degraded", {"s2": why})
+    assert figure + b" 1\n" in ask("/v0/metrics").reply
 
 
 def test_a_server_that_has_not_gone_live_is_not_ready(

@@ -80,3 +80,27 @@ def test_only_the_records_that_are_not_json_are_encoded() -> None:
 def test_no_meta_asked_for_is_no_meta_shown() -> None:
     rows = Rows([1], TS, [b"x"], kinds=KIND_BYTES)
     assert json.loads(encode_rows([rows], metas=False)) == [{"$seq": 1, "$ts": TS, "data": "eA=="}]
+
+
+def test_s12i_headers_and_commands_are_in_the_meta() -> None:
+    rows = Rows(
+        [1, 2, 3],
+        TS,
+        [b"x", b"token", b"1"],
+        kinds=[KIND_BYTES, KIND_COMMAND, KIND_JSON],
+        metas=[b'{"m":1}', None, None],
+        headers=[[(b"a", b"\xff"), (b"a", b"")], [(b"", b"fence")], None],
+    )
+    bytes_, command, plain = json.loads(encode_rows([rows]))
+    assert bytes_["meta"] == {
+        "m": 1,
+        "$encoding": "base64",
+        "$headers": [["YQ==", "/w=="], ["YQ==", ""]],
+    }
+    assert command == {
+        "$seq": 2,
+        "$ts": TS,
+        "data": "dG9rZW4=",
+        "meta": {"$encoding": "base64", "$headers": [["", "ZmVuY2U="]], "$kind": "command"},
+    }
+    assert plain == {"$seq": 3, "$ts": TS, "data": 1}
