@@ -223,6 +223,43 @@ def test_a_python_that_is_too_old_or_missing_is_named(
     assert not (checkout / ".venv").exists()
 
 
+def give_python(environment: dict[str, str], name: str, microseconds: int) -> str:
+    """Put an interpreter on the PATH that says it is as fast as this; its path."""
+    path = Path(environment["PATH"]) / name
+    path.write_text(
+        f"""#!/bin/sh
+case "$*" in
+*thread_time*) echo {microseconds} "$0" ;;
+*print*sys.executable*) echo "$0" ;;
+*) exec {sys.executable} "$@" ;;
+esac
+"""
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "chosen", "taken"),
+    [(7, {}, True), (9, {}, False), (7, {"VIRTUAL_ENV": "/somewhere"}, False)],
+)
+def test_a_python_that_is_much_faster_is_taken(
+    checkout: Path,
+    environment: dict[str, str],
+    microseconds: int,
+    chosen: dict[str, str],
+    taken: bool,
+) -> None:
+    give_uv(environment)
+    del environment["PYTHON"]
+    first = give_python(environment, "python3", 10)
+    other = give_python(environment, "python3.12", microseconds)
+    code, out, err = run(checkout, environment | chosen, "--version")
+    assert (code, out) == (0, "headrace 0.1.0\n"), err
+    said = f"takes {other}, which runs Python 42 % faster than {first}; PYTHON={first} ./run"
+    assert (said in err) is taken, err
+
+
 def test_python_with_asserts_off_is_refused() -> None:
     command = [sys.executable, "-O", "-m", "headrace", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "src")
