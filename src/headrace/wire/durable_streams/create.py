@@ -24,6 +24,7 @@ from headrace.wire.durable_streams.offsets import ZERO, Mark, offset_text, parse
 from headrace.wire.durable_streams.paths import name_at, origin_of, path_of, stream_name
 from headrace.wire.durable_streams.request_headers import (
     DEFAULT_TYPE,
+    EXPECTED_OFFSET,
     SECONDS_MAX,
     ContentType,
     closes,
@@ -86,6 +87,7 @@ class CreateApi:
     def _spec(self, exchange: Exchange) -> StreamSpec:
         headers = exchange.headers
         refuse_condition(headers, "If-Match")
+        refuse_condition(headers, EXPECTED_OFFSET)
         wants_new(headers)
         ttl_s = whole_number(headers, "Stream-TTL", SECONDS_MAX)
         expires = expires_at(headers)
