@@ -13,6 +13,7 @@ from typing import Final
 
 from headrace.core.error_frames import without_frames
 from headrace.core.errors import (
+    BatchTooLarge,
     HeadraceError,
     InvalidRequest,
     OffsetGone,
@@ -54,6 +55,7 @@ class AppendApi:
         self._engine = context.engine
         self._streams = context.engine.streams
         self._metrics = context.metrics
+        self._messages_max = context.settings.records_per_append_max
         self._runtime = context.engine.runtime
         self._now_ns = context.engine.runtime.clock.monotonic_ns
         self._claim_of = ProducerHeaders(producer_of, producer_seq).claim_of
@@ -77,6 +79,7 @@ class AppendApi:
 
     def _append_all(self, exchanges: Sequence[Exchange], *, ends_turn: bool) -> None:
         asked, runtime, claim_of = list[PendingAppend](), self._runtime, self._claim_of
+        most = self._messages_max
         for exchange in exchanges:
             try:
                 memo = exchange.memo
@@ -93,10 +96,10 @@ class AppendApi:
                     claim = claim_of(exchange.headers)
                     how = Append(None, False, None, claim, None, None, False, False, head.write)
                 try:
-                    records = messages_of(body) if body and head.is_json else body
+                    records = messages_of(body, most) if body and head.is_json else body
                     if records is None:
                         raise InvalidRequest("an array without messages", fix="send at least one")
-                except InvalidRequest as error:
+                except (BatchTooLarge, InvalidRequest) as error:
                     asked = self._append_before(asked)
                     self._answer_unread(exchange, head, how, without_frames(error))
                     continue
@@ -153,7 +156,7 @@ class AppendApi:
         return _NO_SEQ
 
     def _answer_unread(
-        self, exchange: Exchange, head: AppendHead, how: Append, error: InvalidRequest
+        self, exchange: Exchange, head: AppendHead, how: Append, error: HeadraceError
     ) -> None:
         """Answer an append whose body cannot be read: as any other one, if the stream takes none.
 

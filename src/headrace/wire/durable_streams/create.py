@@ -135,7 +135,9 @@ class CreateApi:
             source = self._engine.topics_by_name.get(spec.source)
             stream = None if source is None else source.stream
             kind = KIND_BYTES if stream is None else stream.kind
-        return messages_of(body) if kind == KIND_JSON else body
+        if kind != KIND_JSON:
+            return body
+        return messages_of(body, self._settings.records_per_append_max)
 
     def _check_key(self, exchange: Exchange, name: str, spec: StreamSpec) -> None:
         """Refuse a key what it may not read, and what it may not configure."""
