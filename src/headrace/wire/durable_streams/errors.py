@@ -17,6 +17,7 @@ from headrace.core.errors import (
     RecordTooLarge,
     StreamClosed,
     StreamConflict,
+    TopicNotFound,
 )
 from headrace.engine.streams.spec import Position
 from headrace.wire.durable_streams.offsets import offset_text
@@ -32,6 +33,7 @@ PRODUCER_SEQ: Final = b"producer-seq"
 # The publisher's own words, which its suite compares.
 EXPECTED_CONFLICT: Final = "Expected offset conflict"
 SEQUENCE_CONFLICT: Final = "Sequence conflict"
+_NO_STREAM: Final = "there is no such stream; create it with PUT"
 _ENDS_ELSEWHERE: Final = "the stream ends elsewhere; read what has come since"
 
 # Where the protocol has another one than the native API.
@@ -77,4 +79,6 @@ def failure_reply(
         line = _ENDS_ELSEWHERE  # seqs are no words of this dialect
     elif of_sequence:
         line = SEQUENCE_CONFLICT
+    elif isinstance(error, TopicNotFound):
+        line = _NO_STREAM  # an append would not make it one, as it does a topic
     return status, line.encode(), TEXT, tuple(headers)
