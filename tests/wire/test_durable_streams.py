@@ -267,7 +267,7 @@ def test_an_append_may_expect_an_offset(text: Stream) -> None:
 
 
 def test_what_comes_before_the_offset_of_an_append(text: Stream) -> None:
-    """§3b: an offset of no place is no matter where the stream is not there, or closed."""
+    """An offset of no place is no matter where the stream is not there, or closed."""
     nowhere = {"stream-expected-offset": "anything"}
     quoted = {"if-match": '"anything"'}
     assert Stream(text.speak, "nowhere").post(**nowhere).status == 404
