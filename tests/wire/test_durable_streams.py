@@ -232,6 +232,11 @@ def test_writers_that_number_their_appends_keep_an_order(text: Stream) -> None:
         204, 204, 409, 204, 409, 204, 409,
     ]  # fmt: skip
     assert text.read() == b"xxxx"
+    refused = text.post(b"y", **{"stream-seq": "0"})
+    assert (refused.body, refused.headers["stream-next-offset"]) == (
+        b"Sequence conflict",
+        text.tail,
+    )
 
 
 def test_an_append_may_want_the_stream_as_it_was(text: Stream) -> None:
@@ -246,6 +251,31 @@ def test_an_append_may_want_the_stream_as_it_was(text: Stream) -> None:
     assert text.post(b"d", **{"if-match": "*"}).status == 204
     assert text.read() == b"acd"
     assert Stream(text.speak, "nowhere").post(**{"if-match": "*"}).status == 404
+
+
+def test_an_append_may_expect_an_offset(text: Stream) -> None:
+    start = text.tail
+    assert text.post(b"a", **{"stream-expected-offset": start}).status == 204
+    for other in (start, BEYOND, "anything", "now", "-1"):
+        refused = text.post(b"b", **{"stream-expected-offset": other})
+        assert (refused.status, refused.body) == (409, b"Expected offset conflict")
+        assert refused.headers["stream-next-offset"] == text.tail
+    numbered = {"producer-id": "p", "producer-epoch": "0", "producer-seq": "0"}
+    numbered["stream-expected-offset"] = text.tail
+    assert [text.post(b"c", **numbered).status for _ in range(2)] == [200, 204]
+    assert text.read() == b"ac"
+
+
+def test_what_comes_before_the_offset_of_an_append(text: Stream) -> None:
+    """An offset of no place is no matter where the stream is not there, or closed."""
+    nowhere = {"stream-expected-offset": "anything"}
+    quoted = {"if-match": '"anything"'}
+    assert Stream(text.speak, "nowhere").post(**nowhere).status == 404
+    assert text("POST", b"x", **JSON, **nowhere).status == 409
+    assert text("POST", b"last", **TEXT, **CLOSED).status == 204
+    for sent in (nowhere, quoted):
+        refused = text.post(b"x", **sent)
+        assert (refused.status, refused.headers["stream-closed"]) == (409, "true")
 
 
 def test_a_close_may_want_the_stream_as_it_was(text: Stream) -> None:

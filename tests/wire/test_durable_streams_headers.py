@@ -30,6 +30,7 @@ def path(speak: Speaker, topic: str) -> str:
         ("Stream-Seq", ("1", "2")),
         ("Stream-Closed", ("true", "true")),
         ("If-Match", ("*", "*")),
+        ("Stream-Expected-Offset", ("a", "a")),
         ("Stream-Seq", ("",)),
     ],
 )
@@ -90,6 +91,8 @@ def test_a_stream_may_be_wanted_only_if_it_is_new(speak: Speaker, topic: str) ->
         ("POST", "if-none-match", "*"),
         ("DELETE", "if-match", '"0000000000000001_0000000000000000"'),
         ("DELETE", "if-none-match", "*"),
+        ("PUT", "stream-expected-offset", "a"),
+        ("DELETE", "stream-expected-offset", "a"),
     ],
 )
 def test_a_condition_that_is_not_looked_at_is_refused(

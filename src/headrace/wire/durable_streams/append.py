@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from headrace.core.error_frames import without_frames
 from headrace.core.errors import (
-    HeadMismatch,
+    BatchTooLarge,
     HeadraceError,
     InvalidRequest,
     OffsetGone,
     OutOfResources,
 )
+from headrace.core.limits import seq_max
 from headrace.core.runtime import Ticket
 from headrace.engine.appending.admission import Append
 from headrace.engine.appending.pending_append import Appended, PendingAppend
@@ -32,7 +34,7 @@ from headrace.wire.durable_streams.append_head import AppendHead
 from headrace.wire.durable_streams.messages import messages_of
 from headrace.wire.durable_streams.offsets import parse_offset
 from headrace.wire.durable_streams.request_headers import (
-    matched_tag,
+    expected_offset,
     producer_of,
     producer_seq,
     stream_seq_of,
@@ -41,6 +43,8 @@ from headrace.wire.exchange import Exchange
 from headrace.wire.failures import answering, failed
 from headrace.wire.producer_headers import ProducerHeaders
 from headrace.wire.server_context import ServerContext
+
+_NO_SEQ: Final = seq_max  # no stream gets that far
 
 
 class AppendApi:
@@ -51,6 +55,7 @@ class AppendApi:
         self._engine = context.engine
         self._streams = context.engine.streams
         self._metrics = context.metrics
+        self._messages_max = context.settings.records_per_append_max
         self._runtime = context.engine.runtime
         self._now_ns = context.engine.runtime.clock.monotonic_ns
         self._claim_of = ProducerHeaders(producer_of, producer_seq).claim_of
@@ -68,12 +73,13 @@ class AppendApi:
         head, headers = AppendHead(exchange), exchange.headers
         producer_of(headers)
         stream_seq_of(headers)
-        matched_tag(headers)
+        expected_offset(headers)
         if head.media_type is None and not head.closes:
             raise _no_content_type()
 
     def _append_all(self, exchanges: Sequence[Exchange], *, ends_turn: bool) -> None:
         asked, runtime, claim_of = list[PendingAppend](), self._runtime, self._claim_of
+        most = self._messages_max
         for exchange in exchanges:
             try:
                 memo = exchange.memo
@@ -90,10 +96,10 @@ class AppendApi:
                     claim = claim_of(exchange.headers)
                     how = Append(None, False, None, claim, None, None, False, False, head.write)
                 try:
-                    records = messages_of(body) if body and head.is_json else body
+                    records = messages_of(body, most) if body and head.is_json else body
                     if records is None:
                         raise InvalidRequest("an array without messages", fix="send at least one")
-                except InvalidRequest as error:
+                except (BatchTooLarge, InvalidRequest) as error:
                     asked = self._append_before(asked)
                     self._answer_unread(exchange, head, how, without_frames(error))
                     continue
@@ -133,24 +139,24 @@ class AppendApi:
         return Append(None, False, None, claim, expected, None, False, False, write)
 
     def _expected(self, exchange: Exchange, name: str) -> int | None:
-        """The seq at which the stream has to end, for an append with `If-Match`."""
-        tag = matched_tag(exchange.headers)
-        if tag is None:
+        """The seq at which the stream has to end, if the append says so.
+
+        One that no stream ends at stands for an offset of no place: whether that matters the engine
+        says, which knows of what comes first, as a closed stream and a repeat do.
+        """
+        text = expected_offset(exchange.headers)
+        if text is None:
             return None
-        self._streams.info(name)  # what is not there matches nothing, and is told as such
         try:
-            at = parse_offset(tag)
+            at = parse_offset(text)
             if isinstance(at, Position):
                 return self._streams.resolve(name, at)
         except (InvalidRequest, OffsetGone):
-            pass  # of no place in this stream
-        raise HeadMismatch(
-            f"{tag[:40]!r} is not where the stream ends",
-            fix="read what has come since, and send its Stream-Next-Offset",
-        )
+            pass
+        return _NO_SEQ
 
     def _answer_unread(
-        self, exchange: Exchange, head: AppendHead, how: Append, error: InvalidRequest
+        self, exchange: Exchange, head: AppendHead, how: Append, error: HeadraceError
     ) -> None:
         """Answer an append whose body cannot be read: as any other one, if the stream takes none.
 

@@ -1,7 +1,7 @@
 """What the head of an append says that is the same for all requests that have such a head.
 
-Values that differ from request to request (a producer's numbers, `Stream-Seq`, `If-Match`) are not
-in it: only whether they are there.
+Values that differ from request to request (a producer's numbers, `Stream-Seq`, a wanted offset) are
+not in it: only whether they are there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.wire.producer_headers import PRODUCER_HEADERS
 from headrace.wire.routes import PathRest
 
 _PRODUCER: Final = frozenset(PRODUCER_HEADERS)
-_CONDITIONS: Final = frozenset((b"if-match", b"stream-seq"))
+_CONDITIONS: Final = frozenset((b"if-match", b"stream-expected-offset", b"stream-seq"))
 
 
 class AppendHead:

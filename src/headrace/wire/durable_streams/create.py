@@ -24,6 +24,7 @@ from headrace.wire.durable_streams.offsets import ZERO, Mark, offset_text, parse
 from headrace.wire.durable_streams.paths import name_at, origin_of, path_of, stream_name
 from headrace.wire.durable_streams.request_headers import (
     DEFAULT_TYPE,
+    EXPECTED_OFFSET,
     SECONDS_MAX,
     ContentType,
     closes,
@@ -86,6 +87,7 @@ class CreateApi:
     def _spec(self, exchange: Exchange) -> StreamSpec:
         headers = exchange.headers
         refuse_condition(headers, "If-Match")
+        refuse_condition(headers, EXPECTED_OFFSET)
         wants_new(headers)
         ttl_s = whole_number(headers, "Stream-TTL", SECONDS_MAX)
         expires = expires_at(headers)
@@ -133,7 +135,9 @@ class CreateApi:
             source = self._engine.topics_by_name.get(spec.source)
             stream = None if source is None else source.stream
             kind = KIND_BYTES if stream is None else stream.kind
-        return messages_of(body) if kind == KIND_JSON else body
+        if kind != KIND_JSON:
+            return body
+        return messages_of(body, self._settings.records_per_append_max)
 
     def _check_key(self, exchange: Exchange, name: str, spec: StreamSpec) -> None:
         """Refuse a key what it may not read, and what it may not configure."""

@@ -17,6 +17,7 @@ from headrace.wire.durable_streams.errors import failure_reply
 from headrace.wire.durable_streams.look import LookApi
 from headrace.wire.durable_streams.paths import ROOT, TEMPLATE, name_at, stream_name
 from headrace.wire.durable_streams.reads import read_routes
+from headrace.wire.durable_streams.request_headers import EXPECTED_OFFSET
 from headrace.wire.durable_streams.subscriptions.routes import (
     CONTROL,
     control_failure,
@@ -53,8 +54,9 @@ class DurableStreamsDialect(Dialect):
         methods=b"GET, HEAD, POST, PUT, DELETE, OPTIONS",
         request_headers=b"Accept, Authorization, Content-Encoding, Content-Type, If-Match,"
         b" If-None-Match, Producer-Epoch, Producer-Id, Producer-Seq, Stream-Closed,"
-        b" Stream-Expires-At, Stream-Fork-Offset, Stream-Fork-Sub-Offset, Stream-Forked-From,"
-        b" Stream-Retention-Age, Stream-Retention-Bytes, Stream-Seq, Stream-TTL",
+        b" Stream-Expected-Offset, Stream-Expires-At, Stream-Fork-Offset, Stream-Fork-Sub-Offset,"
+        b" Stream-Forked-From, Stream-Retention-Age, Stream-Retention-Bytes, Stream-Seq,"
+        b" Stream-TTL",
         exposed_headers=b"ETag, Location, Retry-After, Producer-Epoch, Producer-Expected-Seq,"
         b" Producer-Received-Seq, Producer-Seq, Stream-Closed, Stream-Cursor, Stream-Expires-At,"
         b" Stream-Next-Offset, Stream-Retention-Age, Stream-Retention-Bytes,"
@@ -108,7 +110,8 @@ class DurableStreamsDialect(Dialect):
             name = self.engine_name(exchange)
             return None if name is None else self._append.tail(name)
 
-        return failure_reply(error, tail)
+        expected = EXPECTED_OFFSET.lower().encode() in exchange.headers
+        return failure_reply(error, tail, expected=expected)
 
     def check_head(self, exchange: Exchange) -> None:
         route = exchange.route

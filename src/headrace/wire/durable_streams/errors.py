@@ -16,6 +16,8 @@ from headrace.core.errors import (
     ProducerGap,
     RecordTooLarge,
     StreamClosed,
+    StreamConflict,
+    TopicNotFound,
 )
 from headrace.engine.streams.spec import Position
 from headrace.wire.durable_streams.offsets import offset_text
@@ -28,6 +30,11 @@ CLOSED: Final[Header] = (b"stream-closed", b"true")
 NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 PRODUCER_EPOCH: Final = b"producer-epoch"
 PRODUCER_SEQ: Final = b"producer-seq"
+# The publisher's own words, which its suite compares.
+EXPECTED_CONFLICT: Final = "Expected offset conflict"
+SEQUENCE_CONFLICT: Final = "Sequence conflict"
+_NO_STREAM: Final = "there is no such stream; create it with PUT"
+_ENDS_ELSEWHERE: Final = "the stream ends elsewhere; read what has come since"
 
 # Where the protocol has another one than the native API.
 _STATUSES: Final = {
@@ -37,8 +44,13 @@ _STATUSES: Final = {
 }
 
 
-def failure_reply(error: HeadraceError, tail: Callable[[], Position | None]) -> Reply:
+def failure_reply(
+    error: HeadraceError, tail: Callable[[], Position | None], *, expected: bool = False
+) -> Reply:
     """The answer that tells of an error; `tail` says where the stream ends, if it knows.
+
+    `expected`: the request has `Stream-Expected-Offset`, whose refusal is a conflict, not a failed
+    precondition.
 
     No cache keeps it: a stream that is not there now may be there the next moment.
 
@@ -53,11 +65,20 @@ def failure_reply(error: HeadraceError, tail: Callable[[], Position | None]) -> 
     elif isinstance(error, ProducerGap):
         headers.append((b"producer-expected-seq", str(detail["expected"]).encode()))
         headers.append((b"producer-received-seq", str(detail["received"]).encode()))
-    elif isinstance(error, StreamClosed | HeadMismatch):
+    of_sequence = isinstance(error, StreamConflict) and detail.get("reason") == "sequence"
+    if of_sequence or isinstance(error, StreamClosed | HeadMismatch):
         if isinstance(error, StreamClosed):
             headers.append(CLOSED)
         at = tail()
         if at is not None:
             headers.append((NEXT_OFFSET, offset_text(at)))
-    line = " ".join(str(error).split())
-    return _STATUSES.get(error.code, error.status), line.encode(), TEXT, tuple(headers)
+    status, line = _STATUSES.get(error.code, error.status), " ".join(str(error).split())
+    if expected and isinstance(error, HeadMismatch):
+        status, line = error.status, EXPECTED_CONFLICT
+    elif isinstance(error, HeadMismatch) and "head_seq" in detail:
+        line = _ENDS_ELSEWHERE  # seqs are no words of this dialect
+    elif of_sequence:
+        line = SEQUENCE_CONFLICT
+    elif isinstance(error, TopicNotFound):
+        line = _NO_STREAM  # an append would not make it one, as it does a topic
+    return status, line.encode(), TEXT, tuple(headers)

@@ -9,7 +9,7 @@ from headrace.engine.streams.operations import StreamInfo
 from headrace.wire.durable_streams.errors import CLOSED, NEXT_OFFSET, NO_STORE
 from headrace.wire.durable_streams.offsets import offset_text
 from headrace.wire.durable_streams.paths import stream_name
-from headrace.wire.durable_streams.request_headers import refuse_condition
+from headrace.wire.durable_streams.request_headers import EXPECTED_OFFSET, refuse_condition
 from headrace.wire.exchange import Exchange, Header
 from headrace.wire.failures import answering, failed
 from headrace.wire.routes import PathRest
@@ -32,6 +32,7 @@ class LookApi:
         """Delete a stream; a condition that it is as it was is refused, not ignored."""
         refuse_condition(exchange.headers, "If-Match", unless=b"*")
         refuse_condition(exchange.headers, "If-None-Match")
+        refuse_condition(exchange.headers, EXPECTED_OFFSET)
         ticket = self._streams.delete(_name_of(exchange))
         ticket.when_done(answering(exchange, partial(_deleted, exchange)))
 

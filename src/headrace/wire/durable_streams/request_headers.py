@@ -19,6 +19,7 @@ from headrace.wire.rfc3339 import parse_rfc3339
 
 JSON_TYPE: Final = "application/json"
 DEFAULT_TYPE: Final = "application/octet-stream"
+EXPECTED_OFFSET: Final = "Stream-Expected-Offset"
 CONTENT_TYPE_BYTES_MAX: Final = 255
 STREAM_SEQ_BYTES_MAX: Final = 256
 SECONDS_MAX: Final = seq_max // 1_000
@@ -181,6 +182,23 @@ def matched_tag(headers: Sent) -> str | None:
             f"If-Match is {text[:80]!r}", fix='send one Stream-Next-Offset in quotes, or "*"'
         )
     return text[1:-1]
+
+
+def expected_offset(headers: Sent) -> str | None:
+    """The offset at which the stream has to end, however that is asked for; None: anywhere.
+
+    >>> expected_offset({b"stream-expected-offset": b"0000000000000001_0000000000000002"})
+    '0000000000000001_0000000000000002'
+    """
+    tag, sent = matched_tag(headers), sent_once(headers, EXPECTED_OFFSET)
+    if sent is None:
+        return tag
+    if not sent or b"if-match" in headers:
+        raise InvalidRequest(
+            f"{EXPECTED_OFFSET} {'beside If-Match' if sent else 'is empty'}",
+            fix="send a Stream-Next-Offset in one of the two",
+        )
+    return sent.decode("latin-1")
 
 
 def wants_new(headers: Sent) -> bool:

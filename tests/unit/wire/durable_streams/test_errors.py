@@ -43,6 +43,7 @@ def told(error: HeadraceError) -> tuple[int, dict[bytes, bytes]]:
         (RecordTooLarge("x"), 413, {}),
         (BatchTooLarge("x"), 413, {}),
         (HeadMismatch("x"), 412, {b"stream-next-offset": OFFSET}),
+        (StreamConflict("x", detail={"reason": "sequence"}), 409, {b"stream-next-offset": OFFSET}),
         (
             StreamClosed("x"),
             409,
@@ -63,6 +64,15 @@ def test_an_error_has_a_status_and_headers(
     error: HeadraceError, status: int, more: dict[bytes, bytes]
 ) -> None:
     assert told(error) == (status, {b"cache-control": b"no-store", **more})
+
+
+def test_an_offset_that_was_expected_is_a_conflict() -> None:
+    error = HeadMismatch("x", detail={"head_seq": 9})
+    status, body, _, headers = failure_reply(error, lambda: Position(3, 9), expected=True)
+    assert (status, body) == (409, b"Expected offset conflict")
+    assert dict(headers)[b"stream-next-offset"] == OFFSET
+    other = failure_reply(StreamDeleted("x"), lambda: None, expected=True)
+    assert other[:2] == (410, b"x")
 
 
 def test_a_stream_that_is_gone_has_no_offset() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import BatchTooLarge, InvalidRequest
 from headrace.storage.block import JsonPayloads
 from headrace.wire.durable_streams.messages import messages_of
 
+MOST = 5
+
 
 def parts(body: bytes) -> list[bytes]:
-    found = messages_of(body)
+    found = messages_of(body, MOST)
     if isinstance(found, msgspec.Raw):
         return [bytes(found)]
     assert isinstance(found, JsonPayloads)
@@ -37,7 +39,7 @@ def test_an_array_is_taken_apart_once(body: bytes, messages: list[bytes]) -> Non
 
 @pytest.mark.parametrize("body", [b"[]", b" [ ]\n"])
 def test_an_empty_array_has_no_messages(body: bytes) -> None:
-    assert messages_of(body) is None
+    assert messages_of(body, MOST) is None
 
 
 @pytest.mark.parametrize(
@@ -47,4 +49,25 @@ def test_an_empty_array_has_no_messages(body: bytes) -> None:
 )  # fmt: skip
 def test_what_is_no_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        messages_of(body)
+        messages_of(body, MOST)
+
+
+@pytest.mark.parametrize(
+    "element", [b"1", b"null", b'"a,b"', b"[1,2,3]", b'{"a":1,"b":[]}', b" {} "]
+)
+def test_more_messages_than_an_append_may_have(element: bytes) -> None:
+    """Also where commas inside of elements hide how many there are."""
+    for count in (MOST - 1, MOST):
+        assert parts(b"[" + b",".join([element] * count) + b"]") == [element.strip()] * count
+    for count in (MOST + 1, 100 * MOST):
+        # The first one too many ends it, so what comes after is not looked at.
+        for end in (b"]", b"", b", no JSON"):
+            with pytest.raises(BatchTooLarge):
+                messages_of(b"[" + b",".join([element] * count) + end, MOST)
+
+
+def test_a_body_that_may_have_too_many_is_read_as_any_other() -> None:
+    assert parts(b"[[1,2,3,4,5,6,7,8,9]]") == [b"[1,2,3,4,5,6,7,8,9]"]
+    for body in (b"[[1,2,3,4,5,6,7,8,9]", b"[1,2,3,4,[,,,,,,]]", b'["\xff,,,,,,,,,,"]'):
+        with pytest.raises(InvalidRequest):
+            messages_of(body, MOST)

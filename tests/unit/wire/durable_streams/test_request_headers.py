@@ -12,6 +12,7 @@ from headrace.wire.durable_streams.request_headers import (
     STREAM_SEQ_BYTES_MAX,
     closes,
     content_type_of,
+    expected_offset,
     expires_at,
     is_media_type,
     matched_tag,
@@ -136,7 +137,7 @@ def test_what_has_one_value_is_sent_once() -> None:
     twice = Repeated(b"true, true")
     for read, name in (
         (closes, b"stream-closed"), (stream_seq_of, b"stream-seq"), (matched_tag, b"if-match"),
-        (expires_at, b"stream-expires-at"),
+        (expires_at, b"stream-expires-at"), (expected_offset, b"stream-expected-offset"),
     ):  # fmt: skip
         with pytest.raises(InvalidRequest, match="more than once"):
             read({name: twice})
@@ -152,3 +153,11 @@ def test_a_condition_names_one_offset() -> None:
     for sent in (b"a", b'"a', b'""', b'W/"a"', b'"a", "b"', b""):
         with pytest.raises(InvalidRequest):
             matched_tag({b"if-match": sent})
+    assert expected_offset({b"if-match": b'"a"'}) == "a"
+    assert expected_offset({b"stream-expected-offset": b"a"}) == "a"
+    for more in (
+        {b"if-match": b"*", b"stream-expected-offset": b"a"},
+        {b"stream-expected-offset": b""},
+    ):
+        with pytest.raises(InvalidRequest):
+            expected_offset(more)
