@@ -34,7 +34,7 @@ DEAR = {
     "checkpoint",
     "retention",
 }
-SHARE = 5
+SHARE = 8  # at least one at each position, and hardly more
 SECOND = 5  # one recovery in so many is crashed in turn
 SECOND_LONG = 2
 
