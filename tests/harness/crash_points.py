@@ -87,11 +87,13 @@ class Report:
     """What a sweep looked at, and what it found."""
 
     states: int = 0
+    alike: int = 0  # of these, states that equal one judged before
     second: int = 0  # of these, crashes of a recovery
     findings: list[Finding] = field(default_factory=list)
 
     def add(self, other: Report) -> None:
         self.states += other.states
+        self.alike += other.alike
         self.second += other.second
         self.findings += other.findings
 
@@ -101,7 +103,10 @@ class Report:
         return len(self.findings) >= FINDINGS_MAX
 
     def __str__(self) -> str:
-        lines = [f"{self.states} states, {self.second} of them crashes of a recovery"]
+        lines = [
+            f"{self.states} states, {self.alike} of them like one before, "
+            f"{self.second} crashes of a recovery"
+        ]
         lines += [str(finding) for finding in self.findings[:FINDINGS_SHOWN]]
         if len(self.findings) > FINDINGS_SHOWN:
             lines.append(f"and {len(self.findings) - FINDINGS_SHOWN} more")
@@ -113,15 +118,41 @@ def hash_of(text: str) -> int:
 
 
 def images_at(
-    disk: SimDisk, position: int, modes: Sequence[Mode], damage: int
+    disk: SimDisk, position: int, modes: Sequence[Mode], damage: int, share: int = 1
 ) -> Iterator[tuple[Point, SimDisk]]:
-    """The disk killed at a position, and with each mode of a power loss that differs there."""
-    for mode in (KILL, CUT):
-        killed = Point(position, mode, damage)
-        if mode == KILL or killed.can_cut(disk):
-            yield killed, killed.image(disk)
-    for crash in disk.images(modes, damage, start=position, stop=position + 1, distinct=True):
-        yield Point(position, crash.mode, damage), crash.disk
+    """The disk killed at a position, and with each mode of a power loss that differs there.
+
+    `share`: of these only one in so many, at least one, and at the next position others.
+    """
+    ways: list[str] = [KILL]
+    if Point(position, CUT, damage).can_cut(disk):
+        ways.append(CUT)
+    ways += modes[:1] if disk.is_durable_at(position) else modes
+    # By dice: calls come in a rhythm (write, sync), with which counting could keep step.
+    first = Dice(damage, position, share).below(min(share, len(ways)))
+    for way in ways[first::share]:
+        point = Point(position, way, damage)
+        yield point, point.image(disk)
+
+
+class Known:
+    """The states of one run that were judged.  What is alike to the last byte is judged once.
+
+    Alike are disks after the same kind of crash (`fingerprint` knows the boot) for which the same
+    had been asked and answered.  That the dice of their positions differ makes no other state.
+    """
+
+    def __init__(self, disk: SimDisk) -> None:
+        self._disk = disk
+        self._keys: set[tuple[int, object]] = set()
+
+    def is_new(self, point: Point, image: SimDisk) -> bool:
+        """Whether no such state was looked at before this call."""
+        key = (len(self._disk.marks_until(point.position)), image.fingerprint())
+        if key in self._keys:
+            return False
+        self._keys.add(key)
+        return True
 
 
 def crash_by_dice(disk: SimDisk, dice: Dice) -> Point:
@@ -141,6 +172,7 @@ class Sweeper(ABC):
         self.seed = seed
         self.disk = self.perform()
         self.report = Report()
+        self._judged = Known(self.disk)
 
     @abstractmethod
     def perform(self) -> SimDisk:
@@ -150,15 +182,26 @@ class Sweeper(ABC):
     def judge(self, point: Point, image: SimDisk) -> None:
         """Start an engine on this disk, and raise if it is not as it must be."""
 
-    def sweep(self, *, damage: int = 0, stride: int = 1, deadline_ns: int | None = None) -> Report:
-        """Every position, or each `stride`-th, until the time is up."""
+    def sweep(
+        self,
+        *,
+        damage: int = 0,
+        stride: int = 1,
+        share: int = 1,
+        deadline_ns: int | None = None,
+    ) -> Report:
+        """Every position, or each `stride`-th, until the time is up; `share` as of `images_at`."""
         clock = SystemClock()
         for position in range(damage % stride, self.disk.crash_points, stride):
             late = deadline_ns is not None and clock.monotonic_ns() > deadline_ns
             if late or self.report.is_clear:
                 break
-            for point, image in images_at(self.disk, position, MODES, damage):
-                self.look(point, image)
+            for point, image in images_at(self.disk, position, MODES, damage, share):
+                if self._judged.is_new(point, image):
+                    self.look(point, image)
+                else:
+                    self.report.states += 1
+                    self.report.alike += 1
         return self.report
 
     def look(self, point: Point, image: SimDisk) -> None:

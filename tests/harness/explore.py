@@ -24,6 +24,7 @@ from tests.harness.crash_points import (
     CUT,
     KILL,
     Finding,
+    Known,
     Point,
     Report,
     State,
@@ -63,6 +64,7 @@ class Explorer:
         self.disk = self.stage.disk
         self.ordered = WORKLOADS[workload].ordered
         self.report = Report()
+        self._judged = Known(self.disk)
 
     def sweep(
         self,
@@ -71,12 +73,13 @@ class Explorer:
         modes: Sequence[Mode] = MODES,
         second: int = 0,
         stride: int = 1,
+        share: int = 1,
         deadline_ns: int | None = None,
     ) -> Report:
         """Every position (or each `stride`-th), killed and with each mode of a power loss.
 
-        Where nothing is pending all modes are the same state and one is looked at.  `second`: in
-        one of so many states the recovery is crashed in turn; 0 never.
+        Where nothing is pending all modes are the same state and one is looked at; `share` as of
+        `images_at`.  `second`: in one of so many states the recovery is crashed in turn; 0 never.
         """
         clock = SystemClock()
         marks = _Marks(self.disk, self.ordered)
@@ -86,12 +89,15 @@ class Explorer:
             if late or self.report.is_clear:
                 break
             chronicle, now_ms = marks.at(position)
-            for point, image in images_at(self.disk, position, modes, damage):
+            for point, image in images_at(self.disk, position, modes, damage, share):
                 self._look(point, image, chronicle.oracle, now_ms, second)
         return self.report
 
     def _look(self, point: Point, image: SimDisk, oracle: Oracle, now_ms: int, second: int) -> None:
         self.report.states += 1
+        if not self._judged.is_new(point, image):
+            self.report.alike += 1
+            return
         dice = Dice(self.seed, point.position, point.seed, hash_of(point.mode))
         crashes = (point,)
         life = self._judge(crashes, image, oracle, point.loss, now_ms)
@@ -301,6 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--damage", type=int, action="append", help="the seed of the damage")
     parser.add_argument("--second", type=int, default=4, help="crash one recovery in so many")
     parser.add_argument("--stride", type=int, default=1, help="look at one position in so many")
+    parser.add_argument("--share", type=int, default=1, help="and at one state in so many there")
     given = parser.parse_args(arguments)
     report = Report()
     started_ns = SystemClock().monotonic_ns()
@@ -310,7 +317,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             explorer.replay(_points(given))
         else:
             damage = given.damage[0] if given.damage else given.seed
-            explorer.sweep(damage=damage, second=given.second, stride=given.stride)
+            explorer.sweep(
+                damage=damage, second=given.second, stride=given.stride, share=given.share
+            )
             seconds = (SystemClock().monotonic_ns() - started_ns) / 1e9
             sys.stdout.write(f"{workload}: {explorer.report}\n  ({seconds:.1f} s)\n")
         report.add(explorer.report)

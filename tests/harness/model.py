@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from headrace.engine.topics.config import EPHEMERAL, TopicConfig, make_config
@@ -375,7 +376,15 @@ def ranges_of(seqs: Iterable[int]) -> list[Range]:
     >>> ranges_of({4, 1, 2})
     [(1, 2), (4, 4)]
     """
-    return merged((seq, seq) for seq in seqs)
+    # Not by `merged`: most are one range of many seqs, and a sweep asks for them all the time.
+    ordered = sorted(set(seqs))
+    if not ordered:
+        return []
+    if ordered[-1] - ordered[0] == len(ordered) - 1:
+        return [(ordered[0], ordered[-1])]
+    ends = [a for a, b in pairwise(ordered) if b != a + 1]
+    starts = [b for a, b in pairwise(ordered) if b != a + 1]
+    return list(zip([ordered[0], *starts], [*ends, ordered[-1]], strict=True))
 
 
 def inside(inner: Iterable[Range], outer: Iterable[Range]) -> bool:

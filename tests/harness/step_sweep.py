@@ -66,15 +66,22 @@ def perform(program: Program, disk: SimDisk, shards: int) -> tuple[list[int], li
 def explore(program: Program, shards: int, *, unseen: int) -> int:
     """Crash a program everywhere, and check it; return how many states a crash left.
 
-    `unseen`: of so many steps a user sees nothing.
+    States that are alike to the last byte are checked once.  `unseen`: of so many steps a user sees
+    nothing.
     """
     disk, steps = SimDisk(), program.steps
     answered, seen = perform(program, disk, shards)
     assert len({str(state) for state in seen}) == len(steps) + 1 - unseen, "a step shows nothing"
     states = 0
+    known: set[tuple[int, object]] = set()
     modes = ("none", "all", "torn") if shards > 1 else MODES
     for crash in disk.images(modes, seed=7, start=answered[0], distinct=True):
+        states += 1
         done = max(index for index, position in enumerate(answered) if position <= crash.position)
+        state = (done, crash.disk.fingerprint())
+        if state in known:
+            continue
+        known.add(state)
         with open_engines(ManualClock()) as start:
             engine = start(crash.disk, wal_shards=shards)
             program.settle(engine)
@@ -86,5 +93,4 @@ def explore(program: Program, shards: int, *, unseen: int) -> int:
                 program.take(engine, steps[done])
                 program.settle(engine)
                 assert program.look(engine) == after, where
-        states += 1
     return states

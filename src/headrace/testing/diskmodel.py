@@ -177,6 +177,10 @@ class Content:
         else:
             self.write(start, op.data[start - op.offset : stop - op.offset])
 
+    def fingerprint(self) -> object:
+        """Equal for equal bytes.  Pages are shared by copies, so that most compare at once."""
+        return self.size, frozenset(self._pages.items())
+
     def apply(self, op: Op) -> None:
         if op.kind == "truncate":
             self.truncate(op.offset)
@@ -226,6 +230,13 @@ class Node:
         self.durable = self.live
         self.pending = []
         self.lost = False
+
+    def fingerprint(self) -> object:
+        """Equal for files that are alike now and after every crash."""
+        durable = self.durable.fingerprint()
+        if self.live is self.durable:
+            return durable
+        return durable, self.live.fingerprint(), tuple(op for _, op in self.pending), self.lost
 
 
 class State:
@@ -304,6 +315,20 @@ class State:
         return not self.names_pending and not any(
             inode != DIRECTORY and (nodes[inode].pending or nodes[inode].lost)
             for inode in self.names_durable.values()
+        )
+
+    def fingerprint(self) -> object:
+        """Equal for disks that are alike now and after every crash, whatever made them."""
+        if not self.names_pending:
+            return self._named(self.names)
+        pending = tuple(tuple(changes.items()) for _, changes in self.names_pending)
+        return self._named(self.names), self._named(self.names_durable), pending
+
+    def _named(self, names: Mapping[str, int]) -> object:
+        nodes = self.nodes
+        return frozenset(
+            (path, nodes[inode].fingerprint() if inode != DIRECTORY else None)
+            for path, inode in names.items()
         )
 
 

@@ -180,16 +180,21 @@ class SimDisk:
         """
         stop = self.crash_points if stop is None else stop
         assert 0 <= start <= stop <= self.crash_points, (start, stop)
+        if start == stop:
+            return
         with self._mutex:
-            trace, state = self._trace, (self._base or self._state).fork()
-        for k in range(stop):
-            if k:
+            trace, state = self._trace, self._state_at(start).fork()
+        for k in range(start, stop):
+            if k > start:
                 state.apply(trace[k - 1])
-            if k < start:
-                continue
             chosen = modes[:1] if distinct and state.is_durable() else modes
             for mode in chosen if power_loss else ("all",):
                 yield Crash(k, mode, self._image(state, k, mode, seed, power_loss))
+
+    def is_durable_at(self, k: int) -> bool:
+        """Whether a power loss at position `k` leaves the same disk in every mode."""
+        with self._mutex:
+            return self._state_at(k).is_durable()
 
     def _state_at(self, k: int) -> State:
         assert 0 <= k < self.crash_points, (k, self.crash_points)
@@ -246,6 +251,11 @@ class SimDisk:
             names, nodes = self._state.names, self._state.nodes
             found = {path: nodes[i].live for path, i in sorted(names.items()) if i != DIRECTORY}
             return {path: live.read(0, live.size) for path, live in found.items()}
+
+    def fingerprint(self) -> object:
+        """A key that is equal for disks on which everything that follows is the same."""
+        with self._mutex:
+            return self._boot_id, self._state.fingerprint()
 
     # Damage to data at rest.  Each settles the disk first: it is an edit, not a call to recover.
 

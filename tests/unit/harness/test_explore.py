@@ -9,10 +9,10 @@ import pytest
 from headrace.engine.recovery import log_replay, recovery
 from headrace.engine.recovery.recovery import Recovery
 from headrace.storage.snapshot.files import SnapshotStore
-from headrace.testing.simdisk import SimDisk
+from headrace.testing.simdisk import MODES, SimDisk
 from headrace.testing.simfile import SimFile
 from tests.harness import explore
-from tests.harness.crash_points import Point
+from tests.harness.crash_points import CUT, KILL, Known, Point, images_at
 from tests.harness.explore import Explorer
 from tests.harness.planted_bugs import Break, acknowledged_early
 
@@ -82,3 +82,33 @@ def test_the_same_arguments_look_at_the_same_states() -> None:
 def test_the_command_line_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
     assert explore.main(["--workload", "append_disk", "--stride", "9"]) == 0
     assert "states" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("share", [2, 5, 7, 20])
+def test_a_share_of_the_states_has_every_position_and_every_mode(share: int) -> None:
+    disk = Explorer("append_disk", 1).disk
+    every = [point for k in range(disk.crash_points) for point, _ in images_at(disk, k, MODES, 1)]
+    some = [
+        point for k in range(disk.crash_points) for point, _ in images_at(disk, k, MODES, 1, share)
+    ]
+    assert {point.position for point in some} == set(range(disk.crash_points))
+    assert {point.mode for point in some} == {KILL, CUT, *MODES}
+    assert set(some) < set(every) and len(some) <= len(every) // share + disk.crash_points
+
+
+def test_a_state_is_judged_again_when_more_was_answered() -> None:
+    """What is left out equals a state before it, with as much asked and answered."""
+    disk = Explorer("append_disk", 1).disk
+    known = Known(disk)
+    judged: set[str] = set()
+    left_out = 0
+    for k in range(disk.crash_points):
+        for point, image in images_at(disk, k, MODES, 1):
+            events = len(disk.marks_until(k))
+            state = f"{point.loss} {events} {image.contents()}"
+            if known.is_new(point, image):
+                judged.add(state)
+            else:
+                assert state in judged
+                left_out += 1
+    assert left_out > 50

@@ -313,3 +313,44 @@ def test_a_log_without_a_name_is_found() -> None:
     log.sync()
     disk.mark(1)
     assert any("log" not in c.disk.contents() for c in disk.images(start=3))
+
+
+# Fingerprints.
+
+
+def test_equal_images_have_equal_fingerprints() -> None:
+    disk = busy_disk()
+    for crash in disk.images(seed=3):
+        twin = disk.image(crash.position, crash.mode, 3)
+        assert crash.disk.fingerprint() == twin.fingerprint()
+
+
+def test_fingerprints_differ_where_bytes_do() -> None:
+    disk = busy_disk()
+    for k in range(disk.crash_points):
+        images = [disk.image(k, mode, 3) for mode in MODES]
+        alike = {image.fingerprint(): image.contents() for image in images}
+        assert all(alike[image.fingerprint()] == image.contents() for image in images)
+        contents = {repr(image.contents()) for image in images}
+        assert len(alike) >= len(contents)
+
+
+def test_a_fingerprint_knows_what_a_later_crash_may_take() -> None:
+    """A sync changes no byte that a reader sees, but what a power loss leaves; so does the boot."""
+    disk = disk_with("a", b"old")
+    file = disk.open("a")
+    file.pwritev([b"new"], 0)
+    before = disk.fingerprint()
+    file.sync()
+    assert disk.fingerprint() != before
+    synced = disk.fingerprint()
+    file.sync()
+    assert disk.fingerprint() == synced != disk.image(disk.position, "all", 0).fingerprint()
+
+
+def test_a_position_without_anything_pending_is_durable() -> None:
+    disk = busy_disk()
+    for k in range(disk.crash_points):
+        images = {disk.image(k, mode, seed).fingerprint() for mode in MODES for seed in range(4)}
+        assert not disk.is_durable_at(k) or len(images) == 1
+    assert {disk.is_durable_at(k) for k in range(disk.crash_points)} == {True, False}
