@@ -32,7 +32,7 @@ PYTEST_NOTHING_COLLECTED = 5
 WIRE = "tests/wire"
 # What runs Spark: these share one session.
 SPARK = ("tests/spark", "src/headrace/spark", "docs/guides/spark.md")
-DOCTESTS = ("--doctest-modules", "--doctest-glob=*.md")
+DOCTESTS = ("--doctest-modules", "--doctest-glob=*.md", "-p", "tests.support.example_files")
 EVERYTHING = ("tests", "src/headrace", "README.md", "docs")
 DEFAULT = "not long and not slow"
 # What a test of fixed work may take that is `slow` or `long`; a sweep is bound by its share of the
