@@ -30,9 +30,11 @@ SWEEP_MINUTES = 15.0
 PYTEST_NOTHING_COLLECTED = 5
 # What has to pass however a server handles the requests of a turn.
 WIRE = "tests/wire"
+# A browser sends few requests, which other tests send too, and takes longer than any of those.
+WIRE_IN_THE_USUAL_WAY = ("tests/wire/test_browser.py",)
 # What runs Spark: these share one session.
 SPARK = ("tests/spark", "src/headrace/spark", "docs/guides/spark.md")
-DOCTESTS = ("--doctest-modules", "--doctest-glob=*.md")
+DOCTESTS = ("--doctest-modules", "--doctest-glob=*.md", "-p", "tests.support.example_files")
 EVERYTHING = ("tests", "src/headrace", "README.md", "docs")
 DEFAULT = "not long and not slow"
 # What a test of fixed work may take that is `slow` or `long`; a sweep is bound by its share of the
@@ -151,8 +153,9 @@ def run_without_spark(mark: str, more: list[str]) -> int:
 
 
 def run_wire() -> int:
-    """Run all tests of the wire, whose servers handle turns as the environment says."""
-    return pytest(["-q", "-m", DEFAULT, *workers(), WIRE])
+    """Run the tests of the wire, whose servers handle turns as the environment says."""
+    ignored = [f"--ignore={file}" for file in WIRE_IN_THE_USUAL_WAY]
+    return pytest(["-q", "-m", DEFAULT, *workers(), WIRE, *ignored])
 
 
 def run_changed(rest: list[str]) -> int:

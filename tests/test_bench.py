@@ -33,9 +33,9 @@ SERVED = [case for case in figures.CASES if case.startswith("http_")]
 EMBEDDED = [case for case in figures.CASES if not case.startswith(("http_", "spark_"))]
 # Those that are done in seconds, one of each kind at least.  The others take minutes together.
 ALWAYS = {"append", "single", "fsync", "read", "wal_files", "checkpoint"}
-ALWAYS |= {"http_append", "http_budget"}
+ALWAYS |= {"http_budget"}
 # Each takes some seconds.
-SLOW = {"http_diff", "http_h2", "http_queue"}
+SLOW = {"http_append", "http_diff", "http_h2", "http_queue"}
 TOGETHER = [[case for case in EMBEDDED if (case in ALWAYS) is always] for always in (True, False)]
 
 

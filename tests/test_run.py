@@ -177,7 +177,8 @@ def test_a_failed_install_is_said_and_tried_again(
     assert run(checkout, environment, "--version")[:2] == (0, "headrace 0.1.0\n")
 
 
-@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("installer", ["uv", "pip"])
 def test_a_server_still_runs_when_spark_cannot_be_had(
     checkout: Path, environment: dict[str, str], installer: str
 ) -> None:
@@ -199,9 +200,10 @@ def test_a_server_still_runs_when_spark_cannot_be_had(
 def test_a_server_runs_without_what_cannot_be_built(
     checkout: Path, environment: dict[str, str]
 ) -> None:
+    give_uv(environment)
     wanted = checkout / "requirements" / "optional.txt"
     wanted.write_text("no-such-package-xyz==1.0 --hash=sha256:" + "0" * 64 + "\n")
-    code, out, err = run(checkout, environment | {"PIP_NO_INDEX": "1"}, "--version")
+    code, out, err = run(checkout, environment | {"UV_NO_INDEX": "1"}, "--version")
     assert (code, out) == (0, "headrace 0.1.0\n")
     assert "goes without requirements/optional.txt" in err
     assert run(checkout, environment, "--version")[2] == "", "and it is not tried each time"

@@ -74,7 +74,25 @@ def name_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
+class Facts(NamedTuple):
+    """What one file holds; its tree is not kept."""
+
+    reaches: list[tuple[int, str]]
+    attributes: dict[str, set[str]]  # by class
+    changes: list[Change]
+
+
 @cache
+def facts_of(path: Path) -> Facts:
+    tree = tree_of(path)
+    nodes = list(ast.walk(tree))
+    return Facts(
+        list(reaches_into_the_engine(nodes)),
+        {node.name: attributes_of(node) for node in nodes if isinstance(node, ast.ClassDef)},
+        [change for node in nodes for change in changes_by(node)],
+    )
+
+
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
@@ -82,9 +100,9 @@ def tree_of(path: Path) -> ast.Module:
 # The engine's facade
 
 
-def reaches_into_the_engine(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def reaches_into_the_engine(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Each use of `engine.state`, of a private part of an engine, and each import of the state."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module == "headrace.engine.state":
             yield node.lineno, "imports headrace.engine.state"
         elif isinstance(node, ast.Attribute) and last_word(node.value) in ("engine", "_engine"):
@@ -98,7 +116,7 @@ def test_only_the_engine_knows_its_state() -> None:
         f"{name_of(path)}: line {line}: {what}; use a method of Engine, or add one"
         for path in SOURCES
         if not name_of(path).startswith("engine/")
-        for line, what in reaches_into_the_engine(tree_of(path))
+        for line, what in facts_of(path).reaches
     ]
     assert not found, "\n" + "\n".join(found)
 
@@ -110,7 +128,7 @@ def test_the_check_notices_a_reach_into_the_engine() -> None:
         "engine._appender.append('a', batch)\n"
         "engine.figures.topics\n"
     )
-    assert [line for line, _ in reaches_into_the_engine(tree)] == [1, 2, 3]
+    assert [line for line, _ in reaches_into_the_engine(ast.walk(tree))] == [1, 2, 3]
 
 
 # Attributes and their owners
@@ -141,10 +159,9 @@ def attributes_of(node: ast.ClassDef) -> set[str]:
 def attributes_by_class() -> dict[str, set[str]]:
     """The attributes of every class of the package, under `module:Class`."""
     return {
-        f"{name_of(path)}:{node.name}": attributes_of(node)
+        f"{name_of(path)}:{name}": attributes
         for path in SOURCES
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.ClassDef)
+        for name, attributes in facts_of(path).attributes.items()
     }
 
 
@@ -192,11 +209,6 @@ class Change(NamedTuple):
     line: int
     target: ast.Attribute
     by_method: bool
-
-
-@cache
-def changes_in(path: Path) -> list[Change]:
-    return [change for node in ast.walk(tree_of(path)) for change in changes_by(node)]
 
 
 def changes_by(node: ast.AST) -> Iterator[Change]:
@@ -251,7 +263,7 @@ def test_state_changes_only_through_its_own_methods(owned: Owned) -> None:
         f"{name_of(path)}: line {line}: {what}; call a method of {', '.join(owned.classes)}"
         for path in SOURCES
         if not name_of(path).startswith(BELOW_THE_ENGINE)
-        for line, what in foreign_changes(owned, name_of(path), changes_in(path))
+        for line, what in foreign_changes(owned, name_of(path), facts_of(path).changes)
     ]
     assert not found, "\n" + "\n".join(found)
 

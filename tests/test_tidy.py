@@ -9,7 +9,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ import pytest
 
 from headrace.core import config
 from tests.support.checkout import ROOT
+from tests.support.source_facts import depth_of, facts_of, imports_of, texts_of, uses_of
 
 PACKAGE = ROOT / "src" / "headrace"
 
@@ -149,11 +150,6 @@ def name_of(path: Path) -> str:
     return path.relative_to(base).as_posix()
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
-
 def expect_none(rule: str, found: list[tuple[str, str, str]]) -> None:
     """Fail with every (file, detail, message) that has no exception, or with a stale exception."""
     seen = {(rule, file, detail) for file, detail, _ in found}
@@ -163,17 +159,6 @@ def expect_none(rule: str, found: list[tuple[str, str, str]]) -> None:
     ]
     assert not left, "\n" + "\n".join(left)
     assert not stale, f"exceptions that are no longer needed: {stale}"
-
-
-def imports_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Each imported module, wherever in the file; `from a import b` gives both a and a.b."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            yield node.lineno, node.module or ""
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
 def layer_of_import(module: str) -> str | None:
@@ -189,7 +174,7 @@ def test_imports_go_one_way() -> None:
         if layer is None:
             continue
         assert layer in LAYERS, f"{layer}/ is not a layer: add it to LAYERS"
-        for line, module in imports_of(tree_of(path)):
+        for line, module in facts_of(path).imports:
             target = layer_of_import(module)
             if target is not None and target != layer and target not in LAYERS[layer]:
                 allowed = ", ".join(LAYERS[layer]) or "nothing"
@@ -210,29 +195,31 @@ def dialect_of(name: str) -> str | None:
     return parts[1] if parts[0] == "wire" and len(parts) > 1 and parts[1] in DIALECTS else None
 
 
-def breaks_of_dialects(name: str, tree: ast.Module) -> Iterator[tuple[str, str, str]]:
+def breaks_of_dialects(
+    name: str, imports: Iterable[tuple[int, str]], texts: Iterable[tuple[int, str]]
+) -> Iterator[tuple[str, str, str]]:
     """Each import of a dialect from outside of it, and each path of one in what serves them all."""
     if name == COMPOSITION_ROOT:
         return
     own = dialect_of(name)
-    for line, module in imports_of(tree):
+    for line, module in imports:
         used = dialect_of(module)
         if used is not None and used != own:
             text = f"line {line}: imports {module}; only {COMPOSITION_ROOT} and the dialect may"
             yield name, module, text
     if own is None and name.startswith(("server/", "metrics/", "wire/")):
-        for node in ast.walk(tree):
-            value = node.value if isinstance(node, ast.Constant) else None
-            if isinstance(value, bytes):
-                value = value.decode("latin-1")
-            if isinstance(value, str) and DIALECT_PATH.match(value):
-                text = f"line {node.lineno}: {value!r} is a dialect's path; ask the dialect"
-                yield name, value, text
+        for line, value in texts:
+            if DIALECT_PATH.match(value):
+                yield name, value, f"line {line}: {value!r} is a dialect's path; ask the dialect"
 
 
 def test_only_the_composition_root_knows_a_dialect() -> None:
     assert "native" in DIALECTS
-    found = [item for path in SOURCES for item in breaks_of_dialects(name_of(path), tree_of(path))]
+    found = [
+        item
+        for path in SOURCES
+        for item in breaks_of_dialects(name_of(path), facts_of(path).imports, facts_of(path).texts)
+    ]
     expect_none("dialects", found)
 
 
@@ -244,8 +231,11 @@ def test_the_check_notices_a_dialect_where_it_must_not_be() -> None:
         "MORE = [b'/v1/stream/', 'see /v0/topics', '/version']\n"
     )
 
+    def breaks(name: str) -> list[str]:
+        return [text for *_, text in breaks_of_dialects(name, imports_of(tree), texts_of(tree))]
+
     def lines(name: str) -> set[str]:
-        return {text.partition(":")[0] for _, _, text in breaks_of_dialects(name, tree)}
+        return {text.partition(":")[0] for text in breaks(name)}
 
     everywhere = {"line 1", "line 2", "line 3", "line 4"}
     for name in ("server/app.py", "metrics/engine.py", "wire/sse.py", "wire/openapi/page.py"):
@@ -253,27 +243,7 @@ def test_the_check_notices_a_dialect_where_it_must_not_be() -> None:
     assert lines("engine/engine.py") == {"line 1", "line 2"}
     assert lines("wire/native/append.py") == set()
     assert lines(COMPOSITION_ROOT) == set()
-    assert [use for _, _, use in breaks_of_dialects("wire/sse.py", tree) if "/version" in use] == []
-
-
-def dotted(node: ast.expr) -> str | None:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        base = dotted(node.value)
-        return f"{base}.{node.attr}" if base else None
-    return None
-
-
-def uses_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Each call of a plain name, and each dotted name, called or passed on."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            yield node.lineno, node.func.id
-        elif isinstance(node, ast.Attribute):
-            name = dotted(node)
-            if name is not None:
-                yield node.lineno, name
+    assert [text for text in breaks("wire/sse.py") if "/version" in text] == []
 
 
 def breaks_of_seam(seam: Seam, path: Path) -> Iterator[tuple[str, str, str]]:
@@ -281,12 +251,12 @@ def breaks_of_seam(seam: Seam, path: Path) -> Iterator[tuple[str, str, str]]:
     if any(name == home or (home.endswith("/") and name.startswith(home)) for home in seam.home):
         return
     seen = set()
-    for line, module in imports_of(tree_of(path)):
+    for line, module in facts_of(path).imports:
         root = next((m for m in seam.modules if module == m or module.startswith(m + ".")), None)
         if (root or module in seam.calls) and (line, root) not in seen:
             seen.add((line, root))
             yield name, root or module, f"line {line}: imports {module}; {seam.instead}"
-    for line, use in uses_of(tree_of(path)):
+    for line, use in facts_of(path).uses:
         if use in seam.calls:
             yield name, use, f"line {line}: {use}; {seam.instead}"
 
@@ -295,7 +265,7 @@ def test_tests_share_only_through_support_and_the_harness() -> None:
     found = [
         (name_of(path), name, f"{line}: imports {name}; move what it shares into tests/support/")
         for path in PROGRAMS
-        for line, name in imports_of(tree_of(path))
+        for line, name in facts_of(path).imports
         if re.match(r"tests\.(.+\.)?(conftest|test_\w+)(\.|$)", name)
     ]
     expect_none("helpers", found)
@@ -328,53 +298,30 @@ def test_modules_over_the_soft_limit_have_a_reason() -> None:
     expect_none("module soft limit", found)
 
 
-def functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
 def test_functions_are_short() -> None:
     found = []
     for path in SOURCES + PROGRAMS:
-        for node in functions_of(tree_of(path)):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        for name, lines, _ in facts_of(path).functions:
             if lines > FUNCTION_LINES_MAX:
-                text = f"{node.name} has {lines} lines, more than {FUNCTION_LINES_MAX}: split it"
-                found.append((name_of(path), node.name, text))
+                text = f"{name} has {lines} lines, more than {FUNCTION_LINES_MAX}: split it"
+                found.append((name_of(path), name, text))
     expect_none("function length", found)
-
-
-BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
-
-
-def depth_of(node: ast.AST, depth: int = 0) -> int:
-    """Blocks inside blocks; an `elif` is beside its `if`, and an inner function starts again."""
-    deepest = depth
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and child in node.orelse
-        inner = depth + (isinstance(child, BLOCKS) and not is_elif)
-        deepest = max(deepest, depth_of(child, inner))
-    return deepest
 
 
 def test_blocks_are_shallow() -> None:
     found = []
     for path in SOURCES + PROGRAMS:
-        for node in functions_of(tree_of(path)):
-            depth = depth_of(node)
+        for name, _, depth in facts_of(path).functions:
             if depth > NESTING_MAX:
-                text = f"{node.name} nests {depth} blocks, more than {NESTING_MAX}: split it"
-                found.append((name_of(path), node.name, text))
+                text = f"{name} nests {depth} blocks, more than {NESTING_MAX}: split it"
+                found.append((name_of(path), name, text))
     expect_none("nesting", found)
 
 
 def test_every_module_says_what_it_owns() -> None:
     found = []
     for path in SOURCES + PROGRAMS:
-        first = (ast.get_docstring(tree_of(path)) or "").split("\n\n")[0]
+        first = facts_of(path).docstring.split("\n\n")[0]
         words = re.findall(r"[\w']+", first)
         name = name_of(path)
         if len(words) < DOCSTRING_WORDS_MIN or not first.rstrip().endswith((".", ":", "?")):
@@ -382,7 +329,8 @@ def test_every_module_says_what_it_owns() -> None:
     expect_none("docstring", found)
 
 
-def text_files() -> Iterator[tuple[str, str]]:
+@cache
+def text_files() -> list[tuple[str, str]]:
     """Every text file of the checkout that git would track, by name."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -392,13 +340,15 @@ def text_files() -> Iterator[tuple[str, str]]:
         roots = ("src", "tests", "docs", "tools", "bench", "requirements", ".ci")
         names = [str(p.relative_to(ROOT)) for d in roots for p in (ROOT / d).rglob("*")]
         names += ["run", "pyproject.toml", "README.md", "CHANGELOG.md"]
+    found = []
     for name in names:
         path = ROOT / name
         if path.is_file() and "__pycache__" not in path.parts:
             try:
-                yield name, path.read_text(encoding="utf-8")
+                found.append((name, path.read_text(encoding="utf-8")))
             except UnicodeDecodeError:
                 pytest.fail(f"{name} is not UTF-8 text; make such data in the test that needs it")
+    return found
 
 
 # Spelt in two parts, so that this file does not break its own rule.
@@ -412,7 +362,9 @@ MACHINE = re.compile(
 
 def lines_matching(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, str, str]]:
     for name, content in text_files():
-        for number, line in enumerate(content.split("\n"), start=1):
+        # No pattern matches a line's end, so most files are done at once.
+        lines = content.split("\n") if pattern.search(content) else ()
+        for number, line in enumerate(lines, start=1):
             match = pattern.search(line)
             if match:
                 yield name, match[0], f"line {number}: {match[0]!r}: {text}"
@@ -451,9 +403,11 @@ def test_every_variable_is_documented() -> None:
     for path in SOURCES + PROGRAMS:
         if path.name.startswith("test_"):
             continue
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                known |= {node.value} & set(re.findall(r"HEADRACE_[A-Z0-9_]+[A-Z]", node.value))
+        source = path.read_text(encoding="utf-8")
+        if "HEADRACE_" not in source:
+            continue
+        for _, text in texts_of(ast.parse(source)):
+            known |= {text} & set(re.findall(r"HEADRACE_[A-Z0-9_]+[A-Z]", text))
     assert named == known, (sorted(known - named), sorted(named - known))
 
 

@@ -62,16 +62,18 @@ def fill_up(worker, writer: Writer) -> None:
     """Append until the disk stays full.
 
     A log file that is being prepared holds room which it gives back when it cannot be finished, so
-    a first refusal may be a passing one.
+    a first refusal may be a passing one.  Most of it is filled by large appends, the rest by small.
     """
-    for _ in range(1_000):
-        accepted = False
-        for _ in range(3):
-            accepted = accepted or writer.append(10)
-            assert worker.ask("drain")[0] == "done"
-        if not accepted:
-            return
-    raise AssertionError("the disk never filled")
+    for count in (100, 10):
+        for _ in range(1_000):
+            accepted = False
+            for _ in range(3):
+                accepted = accepted or writer.append(count)
+                assert worker.ask("drain")[0] == "done"
+            if not accepted:
+                break
+        else:
+            raise AssertionError("the disk never filled")
 
 
 def ready(worker, directory: Path, **settings: int):
@@ -173,7 +175,7 @@ def test_l20_deletes_on_a_full_disk(reopened: str, workers, tmp_path: Path) -> N
         gone = Writer(worker, "gone", "disk") if acked else gone
         before = gone.acked
         while gone.acked - before < 1_000:
-            assert gone.append(10), gone.refusals[-1]
+            assert gone.append(50), gone.refusals[-1]
             assert worker.ask("drain")[0] == "done"
         assert worker.ask("unlink ballast")[0] == "done"
     kept.check()

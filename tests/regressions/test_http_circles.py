@@ -116,7 +116,6 @@ def server() -> Iterator[Served]:
 
 @pytest.fixture
 def _no_collections() -> Iterator[None]:
-    gc.collect()
     gc.disable()
     yield
     gc.enable()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import httpx
 
@@ -19,6 +18,13 @@ PIECE_BYTES = 256 << 10
 JSON_TYPE = {"content-type": "application/json"}
 ERROR_KEYS = {"code", "message", "detail"}
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # made once: reading certificates takes long
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closable)
 
 
 class Reply(NamedTuple):
@@ -106,6 +112,30 @@ class Stream:
         return self.until(kind)[-1]
 
 
+class Spare(Generic[C]):
+    """Open connections for one thread at a time, kept for whichever needs one next."""
+
+    def __init__(self, new: Callable[[], C]) -> None:
+        self._new = new
+        self._free: list[C] = []
+        self._all: list[C] = []
+
+    @contextmanager
+    def one(self) -> Iterator[C]:
+        """A connection for the block alone; one that failed is not used again."""
+        try:
+            found = self._free.pop()
+        except IndexError:
+            found = self._new()
+            self._all.append(found)
+        yield found
+        self._free.append(found)
+
+    def close(self) -> None:
+        for connection in self._all:
+            connection.close()
+
+
 class Speaker:
     """One protocol, to one server."""
 
@@ -169,21 +199,13 @@ class Speaker:
 
 
 class Http1(Speaker):
-    """HTTP/1.1, one connection for each thread, and no header that was not asked for."""
+    """HTTP/1.1, one connection for each request at a time, no header that was not asked for."""
 
     name = "h1"
 
     def __init__(self, server: ServerProcess) -> None:
         super().__init__(server)
-        self._local = threading.local()
-        self._all: list[http.client.HTTPConnection] = []
-
-    def _connection(self) -> http.client.HTTPConnection:
-        found: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
-        if found is None:
-            found = self._local.connection = self._new()
-            self._all.append(found)
-        return found
+        self._spare = Spare(self._new)
 
     def _new(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.server.host, self.server.port, timeout=SECONDS_MAX)
@@ -205,9 +227,10 @@ class Http1(Speaker):
         return connection.getresponse()
 
     def send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Reply:
-        response = self._request(self._connection(), method, path, body, headers)
-        found = {name.lower(): value for name, value in response.getheaders()}
-        return Reply(response.status, found, response.read())
+        with self._spare.one() as connection:
+            response = self._request(connection, method, path, body, headers)
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, found, response.read())
 
     @contextmanager
     def open(self, method: str, path: str, headers: dict[str, str]) -> Iterator[Stream]:
@@ -221,12 +244,11 @@ class Http1(Speaker):
             connection.close()
 
     def close(self) -> None:
-        for connection in self._all:
-            connection.close()
+        self._spare.close()
 
 
 class Http2(Speaker):
-    """HTTP/2 without TLS, by prior knowledge; one connection for each thread.
+    """HTTP/2 without TLS, by prior knowledge; one connection for each request at a time.
 
     Threads cannot share one: httpx lets the thread that reads keep the answers of the others
     waiting, for as long as its own does.
@@ -236,15 +258,7 @@ class Http2(Speaker):
 
     def __init__(self, server: ServerProcess) -> None:
         super().__init__(server)
-        self._local = threading.local()
-        self._all: list[httpx.Client] = []
-
-    def _client(self) -> httpx.Client:
-        found: httpx.Client | None = getattr(self._local, "client", None)
-        if found is None:
-            found = self._local.client = self._new()
-            self._all.append(found)
-        return found
+        self._spare = Spare(self._new)
 
     def _new(self) -> httpx.Client:
         client = httpx.Client(
@@ -265,7 +279,10 @@ class Http2(Speaker):
         return client.build_request(method, url, content=pieces, headers=headers)
 
     def send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Reply:
-        with self.open_body(self._client(), method, path, body, headers) as stream:
+        with (
+            self._spare.one() as client,
+            self.open_body(client, method, path, body, headers) as stream,
+        ):
             return Reply(stream.status, stream.headers, stream.read())
 
     @contextmanager
@@ -288,8 +305,7 @@ class Http2(Speaker):
             yield stream
 
     def close(self) -> None:
-        for client in self._all:
-            client.close()
+        self._spare.close()
 
 
 SPEAKERS = {kind.name: kind for kind in (Http1, Http2)}

@@ -29,7 +29,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 # A long poll that finds nothing must not cost the suite its time.
 SETTINGS = {"wait_ms_max": 20}
 # Examples of each operation -> the least number of requests that they make.
-EXAMPLES = {10: 400, 20: 700}
+# Most are the edges that the document names, whatever the number of random examples.
+EXAMPLES = {3: 400, 20: 700}
 CASES_PER_PASS_MIN = 500
 KEY = "a-key-of-the-tests"
 REQUEST_SECONDS_MAX = 20
@@ -181,7 +182,7 @@ def check_alive(server: ServerProcess, speak: Any) -> None:
     assert speak("GET", "/v0/health").status == 200
 
 
-@pytest.mark.parametrize("examples", [10, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_the_document_is_what_happens(servers, server, examples: int) -> None:
     report = run(server, config_of(examples, seed=1))
     cases_min = EXAMPLES[examples]
