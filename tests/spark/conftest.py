@@ -23,18 +23,40 @@ __all__ = ["endpoint"]
 # Of the Java of the session, and of those in the processes of tests.
 os.environ[spark_classes.VARIABLE] = spark_classes.options()
 
+# What Spark does to run large queries well, and only costs time in small ones: it compiles code for
+# each, and plans them again as they run.  The guide runs with what a user has.
+FOR_USERS = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+}
+FOR_TESTS = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+DAEMON = {"spark.python.daemon.module": "tests.support.spark_daemon"}
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one session: two threads, tasks tried once more; workers have their imports already."""
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, str(ROOT)]))
-    session = spark_session(
-        {"spark.python.daemon.module": "tests.support.spark_daemon"}, master="local[2,2]"
-    )
+    session = spark_session(DAEMON | FOR_TESTS, master="local[2,2]")
     os.environ["PYTHONPATH"] = before  # Java has it
     yield session
     session.stop()
+
+
+@pytest.fixture
+def users_spark(spark: SparkSession) -> Iterator[SparkSession]:
+    """The same session, as a user has it."""
+    for name, value in FOR_USERS.items():
+        spark.conf.set(name, value)
+    yield spark
+    for name, value in FOR_TESTS.items():
+        spark.conf.set(name, value)
 
 
 @pytest.fixture(scope="session")

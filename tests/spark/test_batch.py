@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -71,9 +72,9 @@ def test_push_down_gives_the_same_rows(
         fill(client, topic, 1_000, first)
         seal(client, topic)
     fill(client, topic, 100, 2_001)
-    plain = load(topic).cache()
-    middle = plain.where("seq = 1001").collect()[0].ts.isoformat()
-    for condition in (
+    (middle,) = load(topic, columns="seq,ts").where("seq = 1001").collect()
+    then = f"timestamp '{middle.ts.isoformat()}'"
+    conditions = [
         "seq between 990 and 1010",
         "seq in (5, 1500, 2050) and tag is not null",
         "seq > 2090 or tag = 't8'",
@@ -81,15 +82,26 @@ def test_push_down_gives_the_same_rows(
         "tag in ('t1', 't2') and seq < 50",
         "tag like 't7%'",
         "tag is null",
-        f"ts >= timestamp '{middle}'",
-        f"ts < timestamp '{middle}' and tag = 't1'",
-        f"ts = timestamp '{middle}'",
+        f"ts >= {then}",
+        f"ts < {then} and tag = 't1'",
+        f"ts = {then}",
         "node = 'n1'",
         "seq < 0",
-    ):
-        rows = plain.where(condition).sort("seq").collect()
-        pushed = load(topic, pushFilters="true")  # one for each query, see pushdown.py
-        assert pushed.where(condition).sort("seq").collect() == rows, condition
+    ]
+    # All at once, where nothing is handed over.
+    marks = [f"({condition}) as c{at}" for at, condition in enumerate(conditions)]
+    plain = load(topic).selectExpr("*", *marks).sort("seq").collect()
+    frames = [
+        load(topic, pushFilters="true")  # one for each query, see pushdown.py
+        .where(condition)
+        .selectExpr(f"{at} as c", "*")
+        for at, condition in enumerate(conditions)
+    ]
+    pushed = reduce(DataFrame.unionAll, frames).sort("seq").collect()
+    width = len(plain[0]) - len(conditions)
+    for at, condition in enumerate(conditions):
+        rows = [row[:width] for row in plain if row[f"c{at}"]]
+        assert [row[1:] for row in pushed if row.c == at] == rows, condition
         assert bool(rows) == (condition != "seq < 0"), condition
 
 

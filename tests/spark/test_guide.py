@@ -42,7 +42,7 @@ def blocks() -> Iterator[tuple[str, str, str, str]]:
 
 
 def test_the_blocks_of_the_guide(
-    spark: SparkSession,
+    users_spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -18,16 +18,16 @@ from headrace.spark.sql.tables import Tables
 from headrace.testing.process import ServerProcess
 
 RECORDS = 5_000_000
-RECORDS_FEW = 1_000_000
-BATCH = 50_000
+RECORDS_FEW = 200_000
+BATCHES = 100
 KEYS = 10
 FILES_MIN = 3
 WAIT_SECONDS = 1.0  # after an append; not each one starts a checkpoint
 
 
-def batch_of(first: int) -> pa.Table:
+def batch_of(first: int, count: int) -> pa.Table:
     """Records `{"n":seq}`, each with one of ten tags."""
-    seqs = pa.arange(first, first + BATCH).cast(pa.int64())
+    seqs = pa.arange(first, first + count).cast(pa.int64())
     texts = seqs.cast(pa.string())
     data = pc.binary_join_element_wise('{"n":', texts, "}", "")
     tags = pc.binary_join_element_wise("key-", pc.utf8_slice_codeunits(texts, -1), "")
@@ -54,9 +54,9 @@ def test_millions_of_records(
 ) -> None:
     server = start_server(checkpoint_wal_bytes=records * 4 * MIB // RECORDS)
     with Client(server.url) as client:
-        files = 0
-        for first in range(1, records + 1, BATCH):
-            client.append_arrow("many", batch_of(first))
+        files, count = 0, records // BATCHES
+        for first in range(1, records + 1, count):
+            client.append_arrow("many", batch_of(first, count))
             if files < FILES_MIN:  # appends are quicker than checkpoints
                 files = wait_for_file(client, files)
         found = manifest(client)

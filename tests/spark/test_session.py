@@ -11,11 +11,12 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from headrace.core.errors import ConfigError
-from headrace.spark import java, session, spark_session
+from headrace.spark import java, python, session, spark_session
 from headrace.spark.session import SparkAddress, place_of
 from tests.support.checkout import ROOT
 
@@ -45,7 +46,8 @@ def test_where_spark_runs() -> None:
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No variable that a session sets or reads."""
-    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP", java.SHIM_VARIABLE):
+    shims = (java.SHIM_VARIABLE, python.SHIM_VARIABLE)
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_HOME", "SPARK_LOCAL_IP", *shims):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     return monkeypatch
@@ -54,7 +56,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_settings_of_a_local_session(environment: pytest.MonkeyPatch) -> None:
     given = {session.DRIVER_JAVA_OPTIONS: "-Dderby.system.home=/mine", "spark.ui.enabled": "true"}
     found = session.prepare(SparkAddress("local[3,4]", None), given, SCRATCH)
-    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    assert os.environ["PYSPARK_PYTHON"] == python.SHIM
     assert os.environ["JAVA_HOME"] == java.SHIM_HOME
     assert found["spark.sql.warehouse.dir"] == f"{SCRATCH}/warehouse"
     assert found["spark.sql.shuffle.partitions"] == "3"
@@ -82,6 +84,7 @@ def test_a_cluster_and_a_remote_keep_their_own(environment: pytest.MonkeyPatch) 
     assert os.environ["JAVA_HOME"] == java.SHIM_HOME
     assert session.DRIVER_JAVA_OPTIONS in cluster
     environment.delenv("JAVA_HOME")
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
     remote = session.prepare(SparkAddress(None, "sc://host"), {}, SCRATCH)
     assert "JAVA_HOME" not in os.environ
     assert remote.keys() == session.DEFAULTS.keys()
@@ -139,6 +142,48 @@ def test_the_shim_leaves_out_what_the_wheel_does_not_know(tmp_path: Path) -> Non
     assert done.stdout.splitlines() == ["<-cp>", "<a b>", "<>", "<--add-opens=java.base/x>", "<*>"]
 
 
+def test_which_python_spark_starts(tmp_path: Path) -> None:
+    environ = {"PYSPARK_PYTHON": "/mine"}
+    python.find_python(environ, is_local=True)
+    assert environ == {"PYSPARK_PYTHON": "/mine"}
+    local: dict[str, str] = {}
+    for _ in range(2):  # the second time as a process that inherits it
+        python.find_python(local, is_local=True)
+        assert local == {"PYSPARK_PYTHON": python.SHIM, python.SHIM_VARIABLE: sys.executable}
+    # A cluster has no use for a program of ours, nor has a Spark that is not the installed one.
+    python.find_python(local, is_local=False)
+    assert local["PYSPARK_PYTHON"] == sys.executable
+    another = {"SPARK_HOME": str(tmp_path)}
+    python.find_python(another, is_local=True)
+    assert another == {"SPARK_HOME": str(tmp_path), "PYSPARK_PYTHON": sys.executable}
+
+
+def test_the_archives_of_spark_are_left_out_of_the_path(tmp_path: Path) -> None:
+    shows = program(tmp_path / "real", 'echo "<$PYTHONPATH>"; for word; do echo "<$word>"; done')
+    environ = {python.SHIM_VARIABLE: str(shows), "PATH": os.environ["PATH"], "SPARK_HOME": "/s p"}
+
+    def said(*paths: str) -> list[str]:
+        given = environ | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
+        command = [python.SHIM, "-m", "a b", "*", ""]
+        done = subprocess.run(command, env=given, capture_output=True, text=True, cwd=tmp_path)
+        assert done.stderr == ""
+        return done.stdout.splitlines()
+
+    archives = ["/s p/python/lib/pyspark.zip", "/s p/python/lib/py4j-1-src.zip"]
+    words = ["<-m>", "<a b>", "<*>", "<>"]
+    assert said(*archives, "/a b", "/mine.zip", *archives, "/*") == ["</a b:/mine.zip:/*>", *words]
+    assert said(*archives) == said() == ["<>", *words]
+
+
+def test_processes_of_spark_import_what_is_installed(spark: SparkSession) -> None:
+    def where(_: object) -> list[str]:
+        import pyspark
+
+        return [pyspark.__file__]
+
+    assert spark.sparkContext.parallelize([1], 1).flatMap(where).collect() == [pyspark.__file__]
+
+
 def test_a_missing_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     with pytest.raises(ConfigError, match=r"not installed; pip install 'headrace\[spark\]'$"):
@@ -188,5 +233,6 @@ def test_the_wheel_has_what_spark_needs(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         modes = {item.filename: item.external_attr >> 16 for item in archive.infolist()}
-    assert modes["headrace/spark/java_home/bin/java"] & stat.S_IXOTH
+    for shim in ("java_home/bin/java", "python_home/bin/python"):
+        assert modes[f"headrace/spark/{shim}"] & stat.S_IXOTH
     assert {"pyspark_headrace.py", "headrace/spark/log4j2.properties"} <= modes.keys()

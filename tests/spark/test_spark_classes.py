@@ -8,6 +8,8 @@ import pytest
 
 from tests.support import spark_classes
 
+WITHOUT = f"{spark_classes.QUICK} {spark_classes.UNCHECKED}"
+
 
 def test_java_is_told_of_the_file_once_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -16,7 +18,7 @@ def test_java_is_told_of_the_file_once_it_is_there(
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     file = spark_classes.archive()
     assert file is not None and file.parent == tmp_path
-    assert spark_classes.options() == spark_classes.QUICK
+    assert spark_classes.options() == WITHOUT
     file.touch()
     assert spark_classes.options().endswith(f' "-XX:AOTCache={file}"')
 
@@ -33,4 +35,4 @@ def test_another_java_or_another_spark_has_another_file(
     # It may not even know the option.
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert spark_classes.archive() is None
-    assert spark_classes.options() == spark_classes.QUICK
+    assert spark_classes.options() == WITHOUT

@@ -28,6 +28,7 @@ from headrace.spark.options import Connection
 from headrace.testing.process import ServerProcess
 
 WAIT_SECONDS = 300.0
+LOOK_SECONDS = 0.4  # between two looks, which read whole topics
 TRIES = 5
 
 
@@ -60,7 +61,7 @@ def until(ready: Callable[[], Any], what: str) -> Any:
         found = ready()
         if found:
             return found
-        time.sleep(0.1)
+        time.sleep(LOOK_SECONDS)
     raise AssertionError(f"not within {WAIT_SECONDS} seconds: {what}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from headrace.spark.reading.spans import Span
 # Checkpoints follow each other closely, and few rows are enough for a file of a topic's own.
 SETTINGS: dict[str, str | int] = {"checkpoint_age_ms": 50, "segment_max_events": 1_000}
 SEALED_WITHIN_MS = 60_000
+LOOK_SECONDS = 0.02
 
 
 def rows_of(first: int, count: int) -> pa.Table:
@@ -43,8 +45,9 @@ def seal(client: Client, topic: str) -> None:
         if found.tail_from_seq > found.head_seq:
             return
         assert SystemClock.monotonic_ns() < deadline_ns, "the server does not seal"
-        # A checkpoint that comes by age needs something to happen.
+        # A checkpoint that comes by age needs something to happen, and one needs the processor.
         client.append("sealing", [1])
+        time.sleep(LOOK_SECONDS)
 
 
 def span_of(client: Client, topic: str) -> Span:

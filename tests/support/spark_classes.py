@@ -34,6 +34,8 @@ from tests.support.sealed_topics import SETTINGS, fill, seal
 # Java compiles quickly rather than well: a suite runs most code a few times only.  That takes two
 # fifths off what each Java spends, here and in the processes of tests.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Without the file Java checks the code of each class that it loads; in the file it is checked.
+UNCHECKED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 VARIABLE = "SPARK_SUBMIT_OPTS"
 ROWS = 3_000
 MAKING_SECONDS_MAX = 300
@@ -56,7 +58,7 @@ def options() -> str:
     """What each Java is told: to be quick, and where its classes are if they are somewhere."""
     file = archive()
     if file is None or not file.exists():
-        return QUICK
+        return f"{QUICK} {UNCHECKED}"
     return f'{QUICK} -Xlog:disable "-XX:AOTCache={file}"'
 
 

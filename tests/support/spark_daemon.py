@@ -12,7 +12,7 @@ import pkgutil
 import headrace.spark
 
 # What no module imports at its top, because a driver may not need it.
-LATE = ("pyarrow", "pyarrow.compute", "pandas", "headrace.client")
+LATE = ("pyarrow", "pyarrow.compute", "headrace.client")
 
 
 def import_all() -> None:

