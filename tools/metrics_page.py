@@ -73,6 +73,7 @@ GROUPS = {
         "uptime",
         "build",
         "corruption",
+        "scrub",
         "clock",
         "tier",
     ),

@@ -137,6 +137,7 @@ async def _serve(settings: Settings, *, as_json: bool) -> None:
         await listener.start(server.protocol)
         if await _recover(engine, signals):
             server.app.go_live()
+            engine.scrub.start()
             _announce(settings, listener, as_json)
             await signals.asked.wait()
         log.info("stopping")

@@ -364,6 +364,11 @@ def redrive(
     return Call("POST", _path(topic, "/redrive"), False, JSON_BODY, body)
 
 
+def scrubbed_files(page_size: int | None, cursor: str | None) -> Call:
+    query = query_text(page_size=page_size, cursor=cursor)
+    return Call("GET", f"/v0/storage/scrub{query}", True)
+
+
 def segments(topic: str) -> Call:
     return Call("GET", _path(topic, "/segments"), True)
 

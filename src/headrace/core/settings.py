@@ -199,6 +199,21 @@ class Settings:
         int, _size("Sealed bytes a topic keeps on local disk; 0: no bound.", 0)
     ] = 0
 
+    # The scrub.
+    scrub_bytes_per_second: Annotated[
+        int, _size("Bytes of stored files that are verified in a second; 0: none are.", 0)
+    ] = 4 * MIB
+    scrub_interval_ms: Annotated[
+        int, _duration("Time after which a file is verified again.", 1_000)
+    ] = 7 * 86_400_000
+    scrub_repair_from: Annotated[
+        str,
+        _text(
+            "A backup that damaged segments are fetched again from: a directory, or an s3:// or"
+            " gs:// address; empty: none."
+        ),
+    ] = ""
+
     # Memory and threads.
     memory_budget_bytes: Annotated[
         int, _size("Memory for unsealed records, indexes and caches together.", MIB)

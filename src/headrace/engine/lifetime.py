@@ -29,6 +29,7 @@ from headrace.engine.removal.deleting import Deleter
 from headrace.engine.removal.watermark import Archives
 from headrace.engine.routers.directory import RouterDirectory
 from headrace.engine.routers.operations import Routers
+from headrace.engine.scrubbing.scrub import Scrub
 from headrace.engine.sealing.checkpointer import Checkpointer
 from headrace.engine.sealing.sealed_files import SealedFiles
 from headrace.engine.state import EngineState
@@ -79,6 +80,7 @@ class EngineLifetime:
         self._files = SealedFiles(state, self._store, policy or _policy(self.settings))
         self._checkpointer = Checkpointer(state, self._files)
         self.manifests = Manifests(state, self._files)
+        self.scrub: Final = Scrub(state, self._files)
         self._startup = Startup(
             state, lambda: Recovery(state, self._store, self._files, self._router_directory)
         )

@@ -24,6 +24,7 @@ from headrace.metrics.archive import watch_archives
 from headrace.metrics.queues import watch_queues
 from headrace.metrics.requests import Metrics
 from headrace.metrics.scheduler import watch_scheduler
+from headrace.metrics.scrub import watch_scrub
 
 TOPICS_SHOWN_MAX: Final = 1_000
 CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
@@ -53,6 +54,7 @@ def watch_engine(metrics: Metrics, engine: Engine) -> None:
     _log_by_unit(metrics, figures)
     _recovery(metrics, engine)
     _storage(metrics, figures)
+    watch_scrub(metrics.registry, engine.scrub)
     watch_scheduler(metrics, engine)
 
 

@@ -20,6 +20,8 @@ from headrace.storage.wal.frame import refuse_newer
 IDENTITY_PATH: Final = "meta/owner"
 # What a server keeps for itself beside its records; no tool reads it.
 OWN_FILES: Final = ("meta/subscription-keys",)
+# When each file was last verified (storage/scrub/progress_file.py).
+SCRUB_PATH: Final = "meta/scrub"
 FORMAT_VERSION: Final = 1
 _LINES = re.compile(rb"(headrace-directory (\d+)\n([0-9a-f]{32})\n)([0-9a-f]{16})\n")
 

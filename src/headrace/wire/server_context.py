@@ -30,7 +30,7 @@ class ServerContext:
         metrics.sources.longpoll_connections.add(lambda: len(self.polls.waiting))
         # By name, the parts that may stop working while all else goes on; each says why it has
         # stopped, or nothing.
-        self.parts: dict[str, Callable[[], str]] = {}
+        self.parts: dict[str, Callable[[], str]] = {"storage": engine.scrub.problem}
         metrics.sources.degraded_parts.add(lambda: len(self.problems()))
 
     def problems(self) -> Mapping[str, str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from headrace.api.probes import Health, Ready
 from headrace.api.records import Appended, DeleteResult, Page, Producer, Record, Tombstone
+from headrace.api.storage import ScrubPage
 from headrace.client import calls
 from headrace.client._async.pipelines import AsyncPipelineCalls
 from headrace.client._async.queues import AsyncQueueCalls
@@ -206,6 +207,12 @@ class AsyncClient(AsyncTopicCalls, AsyncQueueCalls, AsyncPipelineCalls):
     async def ready(self) -> Ready:
         """Whether the server takes calls; `NotReady` or `ShuttingDown`, at once, if not."""
         return value(await self._send(calls.probe("/v0/ready"), deadline_ms=0), Ready)
+
+    async def scrubbed_files(
+        self, *, page_size: int | None = None, cursor: str | None = None
+    ) -> ScrubPage:
+        """When each file of the server was last verified, and which are damaged; a page of them."""
+        return value(await self._send(calls.scrubbed_files(page_size, cursor)), ScrubPage)
 
     async def metrics(self) -> dict[str, Any]:
         """The server's figures."""

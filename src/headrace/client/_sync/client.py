@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from headrace.api.probes import Health, Ready
 from headrace.api.records import Appended, DeleteResult, Page, Producer, Record, Tombstone
+from headrace.api.storage import ScrubPage
 from headrace.client import calls
 from headrace.client._sync.pipelines import PipelineCalls
 from headrace.client._sync.queues import QueueCalls
@@ -206,6 +207,12 @@ class Client(TopicCalls, QueueCalls, PipelineCalls):
     def ready(self) -> Ready:
         """Whether the server takes calls; `NotReady` or `ShuttingDown`, at once, if not."""
         return value(self._send(calls.probe("/v0/ready"), deadline_ms=0), Ready)
+
+    def scrubbed_files(
+        self, *, page_size: int | None = None, cursor: str | None = None
+    ) -> ScrubPage:
+        """When each file of the server was last verified, and which are damaged; a page of them."""
+        return value(self._send(calls.scrubbed_files(page_size, cursor)), ScrubPage)
 
     def metrics(self) -> dict[str, Any]:
         """The server's figures."""

@@ -112,6 +112,24 @@ class SealedFiles:
         self._removed.add(file_id)
         self._unlisted.append(segment.meta)
 
+    def reopened(self, segment: Segment) -> None:
+        """Have readers use this opening of a file: there are other bytes under its name now.
+
+        Not if the file has gone or moved meanwhile.
+        """
+        meta = segment.meta
+        current = self._state.catalog.find(meta.file_id)
+        if current is None or current.meta != meta:
+            segment.close()
+            return
+        segment.take_index(self._state.catalog.remove(meta.file_id))
+        self._state.catalog.add(segment)
+        self._damaged.discard(meta.file_id)
+
+    def listed_beside(self) -> tuple[list[int], list[KeyFileMeta]]:
+        """In the lane of checkpoints: the snapshots and key files that are needed now."""
+        return sorted(self.snapshots.retained_numbers()), list(self.key_files)
+
     def next_file_id(self) -> int:
         return self._state.take_file_id()
 

@@ -158,6 +158,10 @@ class SnapshotStore:
         """Ids of the segment files that a retained snapshot lists: these stay on disk."""
         return set().union(*(retained.files for retained in self._needed()))
 
+    def retained_numbers(self) -> set[int]:
+        """Numbers of the snapshots that a start may use, with those they are built on."""
+        return set().union(*(retained.chain for retained in self._retained))
+
     def retained_key_files(self) -> set[int]:
         """Ids of the key files that a retained snapshot lists: these stay on disk."""
         return set().union(*(retained.key_files for retained in self._needed()))

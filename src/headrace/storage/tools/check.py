@@ -23,7 +23,8 @@ from headrace.core.errors import (
 from headrace.storage.files.store import DirectoryStore, Store
 from headrace.storage.files.tier import SEGMENT_NAME, Tiers, read_owner
 from headrace.storage.fs import Filesystem, read_exact, read_file
-from headrace.storage.identity import IDENTITY_PATH, OWN_FILES, decode_identity
+from headrace.storage.identity import IDENTITY_PATH, OWN_FILES, SCRUB_PATH, decode_identity
+from headrace.storage.scrub.progress_file import read_progress
 from headrace.storage.segment.format import SegmentMeta
 from headrace.storage.snapshot.chains import read_latest, snapshot_path
 from headrace.storage.snapshot.format import decode
@@ -71,6 +72,7 @@ class _Examiner:
             self._segments()
             self._keys()
             self._identity()
+            self._scrub()
             self._leftovers()
         self._found.findings.sort(key=lambda f: ("error", "warning", "note").index(f.severity))
 
@@ -250,6 +252,14 @@ class _Examiner:
             fix = REPAIR_FIX if not name else "set --cold-url to the directory's own cold tier"
             found.add("error", "identity_mismatch", IDENTITY_PATH, text, fix=fix)
 
+    def _scrub(self) -> None:
+        """When files were last verified: nothing depends on it."""
+        try:
+            read_progress(self._fs)
+        except (CorruptionError, UnsupportedFormat) as error:
+            text = f"{error.message}; the scrub starts over"
+            self._found.add("warning", "scrub_damaged", SCRUB_PATH, text)
+
     # What nothing needs
 
     def _leftovers(self) -> None:
@@ -287,7 +297,7 @@ class _Examiner:
         elif not (
             segment
             or key
-            or path in (IDENTITY_PATH, *OWN_FILES)
+            or path in (IDENTITY_PATH, SCRUB_PATH, *OWN_FILES)
             or marked_directory(path)
             or _SNAPSHOT.fullmatch(name)
             or _WAL.fullmatch(name)

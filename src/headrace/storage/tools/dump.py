@@ -19,6 +19,7 @@ from headrace.storage.files.block_cache import BlockCache
 from headrace.storage.files.store import DirectoryStore, Store
 from headrace.storage.files.tier import Tiers
 from headrace.storage.fs import Filesystem, read_exact, read_file
+from headrace.storage.identity import SCRUB_PATH
 from headrace.storage.segment.format import SegmentMeta
 from headrace.storage.segment.reader import Segment, find_meta
 from headrace.storage.segment.run import run_of
@@ -32,6 +33,7 @@ from headrace.storage.tools.dump_lines import (
     file_line,
     plain_value,
     record_line,
+    scrub_lines,
     seq_ranges,
     topic_line,
 )
@@ -157,6 +159,8 @@ class _Dumper:
             # What is before the start is in the sealed files.
             holder = index_of(self._fs, directory, numbers, start)
             yield from self._log(directory, numbers[holder:], start)
+        if self._only is None:
+            yield from scrub_lines(self._fs)
 
     def file(self, path: str) -> Iterator[Line]:
         """Lines of one file, named relative to the data directory."""
@@ -179,9 +183,11 @@ class _Dumper:
                 yield {"type": "damage", "file": path, "why": problem}
             if mark is not None:
                 yield {"type": "mark", "file": path, "log": directory, **mark._asdict()}
+        elif path == SCRUB_PATH:
+            yield from scrub_lines(self._fs)
         else:
             raise InvalidRequest(
-                f"{self._fs.describe(path)} is no log, mark, snapshot, key file or segment",
+                f"{self._fs.describe(path)} is no log, mark, snapshot, key file, segment or scrub",
                 fix="name one of those; docs/formats/ has the tree",
             )
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
 
 import msgspec
 from pyroaring import BitMap64
 
+from headrace.core.errors import HeadraceError
 from headrace.storage.block import Record
+from headrace.storage.fs import Filesystem
+from headrace.storage.identity import SCRUB_PATH
+from headrace.storage.scrub.progress_file import read_progress
 from headrace.storage.seq_ranges import ranges_of
 from headrace.storage.snapshot.deleted_record import decode_erased
 from headrace.storage.snapshot.state import TopicState
@@ -67,6 +72,17 @@ def topic_line(path: str, topic: TopicState) -> Line:
         erased = decode_erased(topic.erased)
         fields["erased"] = msgspec.structs.asdict(erased) | {"seqs": seq_ranges(erased.seqs)}
     return {"type": "topic", "file": path, **fields}
+
+
+def scrub_lines(fs: Filesystem) -> Iterator[Line]:
+    """When each file was last verified."""
+    try:
+        for row in read_progress(fs):
+            fields = row._asdict()
+            del fields["kind"], fields["file_id"]
+            yield {"type": "scrubbed_file", "file": SCRUB_PATH, "path": row.path, **fields}
+    except HeadraceError as error:
+        yield {"type": "damage", "file": SCRUB_PATH, "why": error.message}
 
 
 def seq_ranges(seqs: bytes) -> list[tuple[int, int]]:

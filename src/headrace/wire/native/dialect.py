@@ -23,6 +23,7 @@ from headrace.wire.native.probes import Probes
 from headrace.wire.native.queues import queue_routes
 from headrace.wire.native.routers import RoutersApi
 from headrace.wire.native.routes import topic_routes
+from headrace.wire.native.scrub import ScrubApi
 from headrace.wire.native.segments import SegmentsApi
 from headrace.wire.native.vocabulary import vocabulary_of
 from headrace.wire.routes import ADMIN, DELETE, READ, WRITE, Route
@@ -110,6 +111,7 @@ def native_dialect(
         *RoutersApi(engine, settings).routes(),
         *PipelinesApi(engine, settings, metrics).routes(),
         *SegmentsApi(engine, settings).routes(),
+        *ScrubApi(engine, settings).routes(),
         *live.routes(),
         *Probes(engine, metrics, state, context.problems).routes(),
     ]

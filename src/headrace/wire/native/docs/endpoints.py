@@ -356,6 +356,24 @@ NOTES: Final[dict[tuple[str, str], EndpointNote]] = {
         success="The figures.",
         gives_text=True,
     ),
+    ("GET", "/v0/storage/scrub"): EndpointNote(
+        "server",
+        "list_scrubbed_files",
+        "Every file that the server needs, by kind and number, and when the background scrub last "
+        "found it whole. `damaged` counts those that are not; `why` says what is wrong with one. "
+        "`next_cursor` is there unless this was the last page. A key with prefixes is refused.",
+        "A page of files.",
+        answer_example={
+            "enabled": True, "bytes_per_second": 4194304, "interval_ms": 604800000,
+            "files": [
+                {
+                    "file": "segments/seg-0000000000000007.arrow", "tier": "hot",
+                    "verified_ms": 1700000060000, "damaged": False,
+                },
+            ],
+            "total": 1, "damaged": 0, "performance": {"server_total_ms": 0.05},
+        },
+    ),
     ("GET", "/openapi.json"): EndpointNote(
         operation="openapi",
         description="This document.",
