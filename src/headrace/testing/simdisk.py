@@ -160,8 +160,15 @@ class SimDisk:
 
     def image(self, k: int, mode: Mode, seed: int, *, power_loss: bool = True) -> SimDisk:
         """The disk after a crash at position `k`; equal arguments give equal disks."""
+        boot_id = self._boot_id
         with self._mutex:
-            return self._image(self._state_at(k), k, mode, seed, power_loss)
+            state = self._state_at(k)
+            if not power_loss:
+                return self._with_state(state.fork(), boot_id)
+            boot_id = hashlib.blake2b(boot_id, digest_size=16).digest()
+            dice = Dice(seed, k, MODES.index(mode))
+            left = crash(state, mode, dice, powersafe=self.powersafe)
+            return self._with_state(left, boot_id)
 
     def images(
         self,
@@ -180,16 +187,10 @@ class SimDisk:
         """
         stop = self.crash_points if stop is None else stop
         assert 0 <= start <= stop <= self.crash_points, (start, stop)
-        if start == stop:
-            return
-        with self._mutex:
-            trace, state = self._trace, self._state_at(start).fork()
         for k in range(start, stop):
-            if k > start:
-                state.apply(trace[k - 1])
-            chosen = modes[:1] if distinct and state.is_durable() else modes
+            chosen = modes[:1] if distinct and self.is_durable_at(k) else modes
             for mode in chosen if power_loss else ("all",):
-                yield Crash(k, mode, self._image(state, k, mode, seed, power_loss))
+                yield Crash(k, mode, self.image(k, mode, seed, power_loss=power_loss))
 
     def is_durable_at(self, k: int) -> bool:
         """Whether a power loss at position `k` leaves the same disk in every mode."""
@@ -208,16 +209,6 @@ class SimDisk:
             state.apply(op)
         self._walk = (k, state)
         return state
-
-    def _image(self, state: State, k: int, mode: Mode, seed: int, power_loss: bool) -> SimDisk:
-        boot_id = self._boot_id
-        if power_loss:
-            boot_id = hashlib.blake2b(boot_id, digest_size=16).digest()
-            dice = Dice(seed, k, MODES.index(mode))
-            state = crash(state, mode, dice, powersafe=self.powersafe)
-        else:
-            state = state.fork()
-        return self._with_state(state, boot_id)
 
     def _with_state(self, state: State, boot_id: bytes) -> SimDisk:
         disk = SimDisk(space_bytes=self.space_bytes, powersafe=self.powersafe, boot_id=boot_id)
