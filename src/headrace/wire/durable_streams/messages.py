@@ -11,17 +11,16 @@ from typing import Final
 
 import msgspec
 
-from headrace.core.errors import BatchTooLarge, InvalidRequest
+from headrace.core.errors import InvalidRequest
 from headrace.engine.appending.admission import Records
 from headrace.storage.block import json_payloads
 from headrace.wire.bodies import decode_json
+from headrace.wire.counted_arrays import COUNTED_MAX, array_up_to, has_too_many, too_many
 
 _ELEMENTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
 _begins_array = re.compile(rb"[ \t\r\n]*\[").match
 _FIX: Final = "send a JSON value, or an array of them"
-# Elements up to which a decoder that stops in time is made; that takes about 5 us for each.
-COUNTED_MAX: Final = 20_000
 
 
 def messages_of(body: bytes, most: int) -> Records | None:
@@ -51,21 +50,12 @@ def _counted(body: bytes, most: int) -> list[msgspec.Raw]:
     try:
         elements = msgspec.structs.astuple(decode_json(body, _decoder_up_to(most), _FIX))
     except InvalidRequest as error:
-        if isinstance(error.__context__, msgspec.ValidationError):  # which is about nothing else
-            raise BatchTooLarge(
-                f"more than {most} messages in one append",
-                fix=f"send at most {most} at a time",
-                detail={"max": most},
-            ) from None
+        if has_too_many(error.__context__):
+            raise too_many(most, "messages") from None
         raise
     return list(elements if elements[-1] is not None else elements[: elements.index(None)])
 
 
 @functools.cache
 def _decoder_up_to(most: int) -> msgspec.json.Decoder[msgspec.Struct]:
-    """A decoder of arrays of `most` elements; of a list it would count them when it has them."""
-    fields = [(f"_{at}", msgspec.Raw, None) for at in range(most)]
-    elements = msgspec.defstruct(
-        "Elements", fields, array_like=True, forbid_unknown_fields=True, gc=False
-    )
-    return msgspec.json.Decoder(elements)
+    return msgspec.json.Decoder(array_up_to(most))

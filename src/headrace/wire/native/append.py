@@ -82,6 +82,7 @@ class AppendApi:
     def _append_all(self, exchanges: Sequence[Exchange], *, ends_turn: bool) -> None:
         asked, topics, runtime = list[PendingAppend](), self._topics, self._runtime
         meta_keys_max = self._settings.meta_keys_max
+        records_max = self._settings.records_per_append_max
         for exchange in exchanges:
             try:
                 memo = exchange.memo
@@ -92,7 +93,7 @@ class AppendApi:
                     if head is None:  # columns, which are decoded elsewhere first
                         self._append_arrow(exchange)
                         continue
-                body = decode_append(exchange.body)
+                body = decode_append(exchange.body, records_max)
                 name, how = head.name, PLAIN
                 if head.conditional or (_BESIDE(body) != _NOTHING and not is_plain(body)):
                     how = self._conditions(exchange, body, name)

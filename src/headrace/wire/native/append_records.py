@@ -7,6 +7,7 @@ or that is wrong, is read again as any body, which also says what is wrong with 
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import msgspec
@@ -16,6 +17,7 @@ from headrace.core.errors import InvalidRequest
 from headrace.engine.appending.admission import Records
 from headrace.storage.block import Batch, json_payloads
 from headrace.wire.bodies import decode_json
+from headrace.wire.counted_arrays import COUNTED_MAX, array_up_to, has_too_many, too_many
 
 # Smaller bodies have few records to win by, and more to lose by being read twice.
 PLAIN_BYTES_MIN: Final = 2 << 10
@@ -40,13 +42,16 @@ class _PlainBody(AppendBody, frozen=True, gc=False):
 _PLAIN_DECODER: Final = msgspec.json.Decoder(_PlainBody)
 
 
-def decode_append(body: bytes) -> AppendBody:
+def decode_append(body: bytes, most: int) -> AppendBody:
     """The body of an append, or a refusal that says where it is wrong.
 
-    >>> bytes(decode_append(b'{"records":[{"data": [1] ,"tag":"a"}]}').records[0].data)
+    One with more than `most` records is refused, if that can be, before they are made objects.
+
+    >>> bytes(decode_append(b'{"records":[{"data": [1] ,"tag":"a"}]}', 9).records[0].data)
     b'[1]'
     """
     if len(body) >= PLAIN_BYTES_MIN:
+        check_count(body, most)
         try:
             if not body.isascii():
                 str(body, "utf-8")
@@ -54,6 +59,24 @@ def decode_append(body: bytes) -> AppendBody:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError):
             pass  # it has more than that, or it is refused
     return decode_json(body, _DECODER)
+
+
+def check_count(body: bytes, most: int) -> None:
+    """Refuse more than `most` records, if that can be, before they are made objects."""
+    if most > COUNTED_MAX or body.count(b"{") <= most:  # each record has one, and the body too
+        return
+    try:
+        _counting_decoder(most).decode(body)
+    except msgspec.ValidationError as error:
+        if has_too_many(error):
+            raise too_many(most, "records") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError):
+        pass  # told by what reads the whole body
+
+
+@functools.cache
+def _counting_decoder(most: int) -> msgspec.json.Decoder[msgspec.Struct]:
+    return msgspec.json.Decoder(msgspec.defstruct("Counted", [("records", array_up_to(most))]))
 
 
 def batch_of(body: AppendBody, meta_keys_max: int) -> Records:

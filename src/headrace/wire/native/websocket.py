@@ -18,6 +18,7 @@ from headrace.api.watch import TopicStart, WatchedTopic
 from headrace.api.websocket import Command, Ping, Publish, Subscribe, Unknown, Unsubscribe
 from headrace.core.bounds import ByteBound
 from headrace.core.errors import (
+    BatchTooLarge,
     Forbidden,
     InvalidRequest,
     OutOfResources,
@@ -30,6 +31,7 @@ from headrace.wire.exchange import Exchange, Key, Outlet
 from headrace.wire.live_stream import StreamClient
 from headrace.wire.native.answers import encode
 from headrace.wire.native.append import AppendApi
+from headrace.wire.native.append_records import check_count
 from headrace.wire.native.live_json import View
 from headrace.wire.native.vocabulary import TOPICS
 from headrace.wire.native.watch import Views, place_of, positions_of, start_in
@@ -100,7 +102,11 @@ class WebSocket(WebSocketStream[View]):
     def text_message(self, message: bytes) -> None:
         started_ns = self._hub.turns.monotonic_ns()
         try:
+            check_count(message, self._api.settings.records_per_append_max)
             command = decode_json(message, _DECODER, fix=_SEE)
+        except BatchTooLarge as error:
+            self._refuse_error(_request_id(message), error)
+            return
         except InvalidRequest as error:
             self._refuse(_request_id(message), "invalid_json", str(error))
             return

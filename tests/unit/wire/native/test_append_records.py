@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.api.records import AppendBody
-from headrace.core.errors import HeadraceError, InvalidRequest
+from headrace.core.errors import BatchTooLarge, HeadraceError, InvalidRequest
 from headrace.core.settings import Settings
 from headrace.engine.appending.admission import PLAIN, check_batch
 from headrace.storage.block import Batch, JsonPayloads
@@ -22,6 +22,7 @@ from headrace.wire.native.append_records import PLAIN_BYTES_MIN, batch_of, decod
 SETTINGS = Settings(record_bytes_max=40, meta_bytes_max=40, records_per_append_max=6)
 PLACE = BlockPlace(7, 5, 100, 101)
 DECODER = msgspec.json.Decoder(AppendBody)
+RECORDS_MAX = 50
 
 SPACES = st.sampled_from(["", "", "", " ", "\n", "\t \r\n"])
 TEXTS = st.text('a"\\{}[],:\u00e9\U0001f600', max_size=4)
@@ -92,7 +93,8 @@ def told(decode: Callable[[bytes], AppendBody], body: bytes) -> AppendBody | tup
 def check(body: bytes) -> AppendBody | None:
     """Read a body as a large one is, and as any is; return the first, or None of a refused one."""
     large = body + b" " * PLAIN_BYTES_MIN
-    expected, found = told(partial(decode_json, decoder=DECODER), large), told(decode_append, large)
+    expected = told(partial(decode_json, decoder=DECODER), large)
+    found = told(partial(decode_append, most=RECORDS_MAX), large)
     if isinstance(expected, tuple) or isinstance(found, tuple):
         assert found == expected
         return None
@@ -141,7 +143,21 @@ def test_anything_else_is_read_as_any_body(body) -> None:
 
 
 def test_a_small_body_is_not_read_twice() -> None:
-    assert not is_plain(decode_append(b'{"records":[{"data":1},{"data":2}]}'))
+    assert not is_plain(decode_append(b'{"records":[{"data":1},{"data":2}]}', RECORDS_MAX))
+
+
+def test_too_many_records_are_refused_at_the_first_one_too_many() -> None:
+    body = b'{"records":[' + b'{"data":"%b"},' % (b"x" * 100) * (RECORDS_MAX + 1)
+    with pytest.raises(BatchTooLarge, match="more than 50 records") as refused:
+        decode_append(body + b"what comes behind is not read", RECORDS_MAX)
+    assert refused.value.detail == {"max": RECORDS_MAX}
+
+
+@pytest.mark.parametrize("data", [b"1", b'{"a":{"b":[{},{},{}]}}', b'"{{{{{{"'])
+def test_as_many_as_are_allowed_are_read_whatever_is_in_them(data) -> None:
+    body = b'{"records":[' + b",".join([b'{"data":%b}' % data] * RECORDS_MAX) + b"]}"
+    large = body + b" " * PLAIN_BYTES_MIN
+    assert len(decode_append(large, RECORDS_MAX).records) == RECORDS_MAX
 
 
 def test_the_only_record_is_itself() -> None:
