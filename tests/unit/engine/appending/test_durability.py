@@ -243,7 +243,9 @@ def test_f0_an_append_that_waits_for_a_sync_does_not_make_the_next_ones_call_for
     topic, (shard,) = engine.state.topic("t"), engine.state.shards
     syncs = shard.syncs_total
     tickets = [engine.append("t", [0] * (topic.reservation.valid_to + 1))]
-    engine.flush()  # Its sync has begun.
+    engine.flush()
+    while not shard.syncs.running:  # until then it would be one for all that follow, too
+        assert engine.runtime.step()  # type: ignore[attr-defined]
     topic.reservation.raise_to(10_000)
     for _ in range(5):
         tickets.append(engine.append("t", [0]))
