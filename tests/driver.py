@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from tests import changed, timing  # noqa: E402 - the checkout is on the path only now
+from tests.campaigns import command as campaigns  # noqa: E402
 from tests.parts import Beside, Parts  # noqa: E402
 from tests.support import turn_modes  # noqa: E402
 
@@ -84,6 +85,11 @@ def main() -> int:
     parser.add_argument(
         "--times", action="store_true", help="measure, and rewrite docs/internals/test-times.md"
     )
+    parser.add_argument(
+        "--campaign",
+        metavar="NAME",
+        help="run a campaign for hours, resumable; `--campaign list` names them",
+    )
     options, rest = parser.parse_known_args()
     os.chdir(ROOT)
     # A developer's own settings must not change what a test sees.
@@ -94,6 +100,8 @@ def main() -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if options.turns:
         os.environ[turn_modes.VARIABLE] = options.turns
+    if options.campaign:
+        return campaigns.main([options.campaign, *rest])
     if options.mutants:
         rest += ["--changed"] * options.changed
         if options.minutes is not None:

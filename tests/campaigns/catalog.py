@@ -1,0 +1,8 @@
+"""The campaigns that there are."""
+
+from __future__ import annotations
+
+from tests.campaigns.campaign import Campaign
+from tests.campaigns.crash_states import CrashStates
+
+CAMPAIGNS: tuple[type[Campaign], ...] = (CrashStates,)
