@@ -4,5 +4,11 @@ from __future__ import annotations
 
 from tests.campaigns.campaign import Campaign
 from tests.campaigns.crash_states import CrashStates
+from tests.campaigns.damage import DamagedDirectories
+from tests.campaigns.model_runs import ModelRuns
 
-CAMPAIGNS: tuple[type[Campaign], ...] = (CrashStates,)
+CAMPAIGNS: tuple[type[Campaign], ...] = (
+    CrashStates,
+    ModelRuns,
+    DamagedDirectories,
+)
