@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.campaigns import report
 from tests.campaigns.campaign import Campaign
-from tests.campaigns.record import Record
+from tests.campaigns.record import Record, published, save
 from tests.campaigns.runner import Runner, do_unit
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -38,6 +38,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--unit", type=int, help="do only this unit, here, and keep nothing")
     parser.add_argument("--fresh", action="store_true", help="forget what was done before")
     parser.add_argument("--report", action="store_true", help="only show what is known of it")
+    parser.add_argument(
+        "--publish",
+        action="store_true",
+        help="put what is known into the checkout, to be committed",
+    )
     given = parser.parse_args(arguments)
     known = campaigns()
     if given.name == LIST:
@@ -57,7 +62,10 @@ def main(arguments: list[str]) -> int:
     if given.fresh:
         shutil.rmtree(directory / campaign.name, ignore_errors=True)
     runner = Runner(campaign, directory, commit())
-    if not given.report:
+    if given.publish:
+        published(campaign).parent.mkdir(exist_ok=True)
+        save(published(campaign), runner.record)
+    elif not given.report:
         runner.run(given.hours * 3600, given.workers or len(os.sched_getaffinity(0)))
     return verdict(campaign, runner.record)
 

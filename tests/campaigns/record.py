@@ -1,7 +1,9 @@
 """What is kept of a campaign between runs: how far it came, what it counted, what it found.
 
 One JSON file, replaced whole after each unit, so that a campaign that is killed at any time goes on
-with the units that were not done.
+with the units that were not done.  A record that was published lies in the checkout; where there is
+no other, a campaign goes on from it, so that what was counted on one machine is not done again on
+the next.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.campaigns.campaign import Finding, Outcome
+from tests.campaigns.campaign import Campaign, Finding, Outcome
 
 FINDINGS_MAX = 200  # kept; more are counted
 
@@ -67,10 +69,15 @@ class Record:
         self.findings += outcome.findings[: FINDINGS_MAX - len(self.findings)]
 
 
-def load(path: Path) -> Record:
-    """What was kept, or a new record."""
+def published(campaign: Campaign) -> Path:
+    """Where the record of a campaign lies in the checkout, if it was published."""
+    return Path(__file__).parent / "records" / f"{campaign.name}.json"
+
+
+def load(path: Path) -> Record | None:
+    """What was kept, if anything was."""
     if not path.exists():
-        return Record()
+        return None
     return msgspec.json.decode(path.read_bytes(), type=Record)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.campaigns import report
 from tests.campaigns.campaign import Campaign, Finding, Outcome, Work
-from tests.campaigns.record import Record, Run, load, save
+from tests.campaigns.record import Record, Run, load, published, save
 
 LINE_SECONDS = 1.0  # how often a terminal is told
 LOG_SECONDS = 60.0  # how often anything else is
@@ -133,7 +133,7 @@ class Runner:
         self._campaign = campaign
         self._path = directory / campaign.name / "record.json"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self.record = load(self._path)
+        self.record = load(self._path) or load(published(campaign)) or Record()
         self._commit = commit
 
     def run(self, seconds: float, workers: int) -> Record:
@@ -148,26 +148,27 @@ class Runner:
         begun = time.monotonic()
         with started_workers(campaign, workers) as crew:
             try:
-                while True:
-                    took = record.runs[-1].seconds = time.monotonic() - begun
-                    left = seconds - took
-                    for worker in crew:
-                        if worker.number or left <= 0:
-                            continue
-                        if again:
-                            record.unfinished.append(number := again.pop(0))
-                        elif (number := record.take(campaign.units) or 0) == 0:
-                            continue
-                        worker.begin(number, left)
-                    if not any(worker.number for worker in crew):
-                        break
+                while self._busy(crew, again, seconds - (time.monotonic() - begun)):
                     self._wait(crew, progress)
+                    record.runs[-1].seconds = time.monotonic() - begun
                     progress.tell()
             finally:
                 record.unfinished += again
                 self._keep()
         progress.tell(last=True)
         return record
+
+    def _busy(self, crew: list[Worker], again: list[int], seconds_left: float) -> bool:
+        """Give each idle worker a unit while there is time; whether any of them has one."""
+        for worker in crew:
+            if worker.number or seconds_left <= 0:
+                continue
+            if again:
+                worker.begin(again.pop(0), seconds_left)
+                self.record.unfinished.append(worker.number)
+            elif (number := self.record.take(self._campaign.units)) is not None:
+                worker.begin(number, seconds_left)
+        return any(worker.number for worker in crew)
 
     def _wait(self, crew: list[Worker], progress: Progress) -> None:
         """Take what the workers say, and end those that hang or have ended."""
