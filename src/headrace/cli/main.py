@@ -17,6 +17,8 @@ from typing import NoReturn
 
 import headrace
 from headrace.cli import (
+    cheat,
+    completion,
     data,
     importing,
     lake,
@@ -24,7 +26,11 @@ from headrace.cli import (
     pipelines,
     pipelines_project,
     pipelines_run,
+    queues,
+    records,
+    routers,
     sql,
+    topics,
 )
 from headrace.cli.options import Verb, add_settings, print_json, print_table, settings_of
 from headrace.core import config
@@ -65,27 +71,54 @@ def _serve(options: argparse.Namespace) -> int:
     return serve.run(options)
 
 
-VERBS: tuple[Verb, ...] = (
-    Verb(("serve",), "serve a data directory", add_settings, _serve),
-    Verb(("config", "show"), "print every setting", _config_show_arguments, _config_show),
-    *data.VERBS,
-    *sql.VERBS,
-    *lake.VERBS,
-    *lake_replay.VERBS,
-    *importing.VERBS,
-    *pipelines.VERBS,
-    *pipelines_run.VERBS,
-    *pipelines_project.VERBS,
-)
+# What `headrace` alone shows, in this order.
+GROUPS: tuple[tuple[str, tuple[Verb, ...]], ...] = (
+    ("serve", (Verb(("serve",), "serve a data directory", add_settings, _serve),)),
+    ("topics and records", (*topics.VERBS, *records.VERBS)),
+    ("queues and routers", (*queues.VERBS, *routers.VERBS)),
+    ("Spark: SQL, history, computations", (
+        *sql.VERBS, *lake.VERBS, *lake_replay.VERBS, *importing.VERBS,
+        *pipelines.VERBS, *pipelines_run.VERBS, *pipelines_project.VERBS,
+    )),
+    ("data directories", data.VERBS),
+    ("this command", (
+        Verb(("config", "show"), "print every setting", _config_show_arguments, _config_show),
+        *cheat.VERBS, *completion.VERBS,
+    )),
+)  # fmt: skip
+VERBS: tuple[Verb, ...] = tuple(verb for _, verbs in GROUPS for verb in verbs)
+
+
+def overview() -> str:
+    """Every command by group, nouns with their verbs in one line."""
+    lines: list[str] = []
+    for title, verbs in GROUPS:
+        lines.append(f"{title}:")
+        nouns: dict[str, list[Verb]] = {}
+        for verb in verbs:
+            nouns.setdefault(verb.words[0], []).append(verb)
+        for noun, of_noun in nouns.items():
+            alone = len(of_noun) == 1 and len(of_noun[0].words) == 1
+            said = of_noun[0].summary if alone else " | ".join(v.words[-1] for v in of_noun)
+            lines.append(f"  {noun:12} {said}")
+        lines.append("")
+    lines.append("Every command takes --json; `headrace COMMAND --help` says more, and")
+    lines.append("`headrace cheat` shows examples.")
+    return "\n".join(lines)
 
 
 def build_parser(verbs: Sequence[Verb] = VERBS) -> argparse.ArgumentParser:
     """The parser of the whole command, from the table."""
     parser = argparse.ArgumentParser(
-        prog="headrace", description="A durable event engine.", allow_abbrev=False
+        prog="headrace",
+        usage="headrace COMMAND ...",
+        description="A durable event engine.",
+        epilog=overview(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"headrace {headrace.__version__}")
-    nouns = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    nouns = parser.add_subparsers(metavar="COMMAND", required=True, help=argparse.SUPPRESS)
     groups: dict[tuple[str, ...], argparse._SubParsersAction[argparse.ArgumentParser]]
     groups = {(): nouns}
     for verb in verbs:
@@ -93,7 +126,7 @@ def build_parser(verbs: Sequence[Verb] = VERBS) -> argparse.ArgumentParser:
         for depth in range(len(parents)):
             path = tuple(parents[: depth + 1])
             if path not in groups:
-                noun = groups[path[:-1]].add_parser(path[-1], help=f"commands about {path[-1]}")
+                noun = groups[path[:-1]].add_parser(path[-1])
                 groups[path] = noun.add_subparsers(metavar="COMMAND", required=True)
         leaf = groups[tuple(parents)].add_parser(
             last, help=verb.summary, description=verb.summary, allow_abbrev=False
@@ -106,7 +139,12 @@ def build_parser(verbs: Sequence[Verb] = VERBS) -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; usage errors leave by `SystemExit(2)`."""
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        parser.print_help()
+        return 0
+    options = parser.parse_args(words)
     try:
         code: int = options.run(options)
         sys.stdout.flush()

@@ -18,6 +18,8 @@ from headrace.storage.fs import RealFilesystem, read_file
 
 URL_VARIABLE = "HEADRACE_URL"
 TOKEN_VARIABLE = "HEADRACE_TOKEN"
+# One name of 600 bytes must not push the other columns of every row out of sight.
+CELL_WIDTH_MAX = 60
 
 
 class Verb(NamedTuple):
@@ -111,8 +113,8 @@ def print_json(document: object) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Columns wide enough for their widest cell; the first row is the heading."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    """Columns wide enough for their widest cell, up to a point; the first row is the heading."""
+    widths = [min(CELL_WIDTH_MAX, max(map(len, column))) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip())
 

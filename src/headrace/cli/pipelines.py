@@ -7,9 +7,7 @@ lines) or in JSON; docs/reference/pipelines.md has its fields.  `run` imports Sp
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.options import (
@@ -18,34 +16,14 @@ from headrace.cli.options import (
     print_json,
     print_table,
     read_text,
-    server_of,
 )
+from headrace.cli.talking import builtins, client_of
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.api.pipelines import PipelineReport, PipelineState
-    from headrace.client import Client
 
-# A server that does not answer for so long is an error: somebody is waiting.
-DEADLINE_MS = 10_000
 ERROR_CELL_CHARS = 60
-
-
-@contextlib.contextmanager
-def client_of(options: argparse.Namespace) -> Iterator[Client]:
-    from headrace.client import Client
-
-    server = server_of(options)
-    with Client(
-        server.url, token=server.token, tls=server.ca_file, deadline_ms=DEADLINE_MS
-    ) as client:
-        yield client
-
-
-def _builtins(answer: object) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(answer)
 
 
 # list and show
@@ -60,7 +38,7 @@ def _list(options: argparse.Namespace) -> int:
     with client_of(options) as client:
         found = list(client.pipelines(options.prefix))
     if options.json:
-        print_json({"pipelines": _builtins(found)})
+        print_json({"pipelines": builtins(found)})
         return 0
     rows = [("pipeline", "state", "worker", "sources", "dest", "lag", "error")]
     for one in found:
@@ -82,7 +60,7 @@ def _show(options: argparse.Namespace) -> int:
     with client_of(options) as client:
         found = client.pipeline(options.name)
     if options.json:
-        print_json(_builtins(found))
+        print_json(builtins(found))
     else:
         _print_state(found)
     return 0
@@ -118,7 +96,7 @@ def _source_text(source: dict[str, Any]) -> str:
 def _report_rows(report: PipelineReport | None) -> list[tuple[str, str]]:
     if report is None:
         return []
-    named = _builtins(report)
+    named = builtins(report)
     for hidden in ("pipeline", "state", "node", "version", "ts"):
         named.pop(hidden, None)
     return [(name, str(value)) for name, value in named.items() if value is not None]
@@ -140,7 +118,7 @@ def _put(options: argparse.Namespace) -> int:
     with client_of(options) as client:
         put = client.put_pipeline(options.name, declaration)
     if options.json:
-        print_json(_builtins(put))
+        print_json(builtins(put))
     else:
         what = "declared" if put.created else "changed"
         print(f"{what} {put.pipeline}, version {put.version}")
@@ -167,7 +145,7 @@ def _delete(options: argparse.Namespace) -> int:
     with client_of(options) as client:
         gone = client.delete_pipeline(options.name)
     if options.json:
-        print_json(_builtins(gone))
+        print_json(builtins(gone))
     else:
         print(f"deleted {gone.pipeline}" if gone.deleted else f"there was no {gone.pipeline}")
     return 0
@@ -177,7 +155,7 @@ def _restart(options: argparse.Namespace) -> int:
     with client_of(options) as client:
         put = client.restart_pipeline(options.name)
     if options.json:
-        print_json(_builtins(put))
+        print_json(builtins(put))
     else:
         print(f"restarted {put.pipeline}, version {put.version}")
     return 0
@@ -218,7 +196,7 @@ def _example(options: argparse.Namespace) -> int:
         put = client.put_pipeline(f"example.{options.name}", declaration)
     appended = {topic: len(drafts) for topic, drafts in events.items()}
     if options.json:
-        print_json({**_builtins(put), "appended": appended})
+        print_json({**builtins(put), "appended": appended})
         return 0
     for topic, count in appended.items():
         print(f"appended {count} records to {topic}")

@@ -25,7 +25,7 @@ from headrace.cli.options import (
     print_json,
     server_of,
 )
-from headrace.cli.pipelines import client_of
+from headrace.cli.talking import client_of
 from headrace.core.errors import ConfigError, Internal, InvalidRequest, PipelineNotFound
 from headrace.storage.fs import RealFilesystem, parent, read_file, write_file_durably
 

@@ -22,14 +22,24 @@ class ProgressBar:
         self._width = 0
 
     def __call__(self, what: str, done: int, of: int) -> None:
-        now = self._clock.monotonic_ns()
-        if not self._shown or (now - self._drawn_ns < BAR_INTERVAL_NS and done < of):
+        if not self._shown or (not self._due() and done < of):
             return
-        self._drawn_ns = now
         part = min(1.0, done / of) if of else 1.0
         cells = "#" * round(part * BAR_CELLS)
         text = f"[{cells:<{BAR_CELLS}}] {part:4.0%} {what}"
         self._draw(text)
+
+    def count(self, text: str) -> None:
+        """Draw a text instead of a bar."""
+        if self._shown and self._due():
+            self._draw(text)
+
+    def _due(self) -> bool:
+        now = self._clock.monotonic_ns()
+        if now - self._drawn_ns < BAR_INTERVAL_NS:
+            return False
+        self._drawn_ns = now
+        return True
 
     def _draw(self, text: str) -> None:
         self._stream.write("\r" + text.ljust(self._width)[:BAR_COLUMNS_MAX])
@@ -41,3 +51,17 @@ class ProgressBar:
             self._draw("")
             self._stream.write("\r")
             self._stream.flush()
+
+
+class Counted:
+    """How many, where nobody knows of how many: one line that is drawn over and over."""
+
+    def __init__(self, stream: TextIO, clock: Clock, what: str) -> None:
+        self._bar = ProgressBar(stream, clock, shown=stream.isatty())
+        self._what = what
+
+    def __call__(self, done: int) -> None:
+        self._bar.count(f"{done:,} {self._what}")
+
+    def clear(self) -> None:
+        self._bar.clear()

@@ -53,7 +53,7 @@ def test_a_wrong_setting_is_one_line_and_exit_2(
 
 
 def test_a_wrong_argument_is_exit_2() -> None:
-    for arguments in ([], ["nonsense"], ["config"], ["config", "show", "--prot", "1"]):
+    for arguments in (["nonsense"], ["config"], ["config", "show", "--prot", "1"]):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 2
