@@ -114,11 +114,37 @@ class Settings:
         64 * KIB
     )
     header_timeout_ms: Annotated[int, _duration("Time for a request's headers to arrive.")] = 60_000
-    body_timeout_ms: Annotated[int, _duration("Time without a byte of a body.")] = 30_000
+    body_timeout_ms: Annotated[
+        int, _duration("Time without a byte of a body, and over which its rate is looked at.")
+    ] = 30_000
+    body_bytes_per_second_min: Annotated[
+        int,
+        _size(
+            "Slowest rate of a body, of a frame that a session has begun, and of a WebSocket"
+            " message; 0: none.",
+            0,
+        ),
+    ] = 256
+    chunk_overhead_bytes_max: Annotated[
+        int,
+        _size(
+            "Chunk sizes, chunk extensions and trailers of a body, beside 16 for each byte.", KIB
+        ),
+    ] = 64 * KIB
     idle_timeout_ms: Annotated[int, _duration("Time a connection may rest.")] = 120_000
     write_timeout_ms: Annotated[
-        int, _duration("Time without a byte taken by a client that is being answered.")
+        int,
+        _duration(
+            "Time without a byte taken by a client that is being answered, and over which its"
+            " rate is looked at."
+        ),
     ] = 30_000
+    answer_bytes_per_second_min: Annotated[
+        int,
+        _size(
+            "Slowest rate at which a client takes what waits for it, also of a stream; 0: none.", 0
+        ),
+    ] = 256
     slow_consumer_timeout_ms: Annotated[
         int,
         _duration("Time a stream's client may take nothing; then it is closed, and can resume."),

@@ -19,6 +19,7 @@ import httptools
 
 from headrace.core.error_frames import without_frames
 from headrace.core.errors import HeadraceError, OutOfResources, RequestTimeout
+from headrace.core.pace import Late, Pace
 from headrace.server.acknowledged import acknowledged_bytes
 from headrace.server.app import App, RequestTarget
 from headrace.server.http1.answer import Http1Exchange
@@ -72,13 +73,12 @@ class Http1Connection(Pipeline):
 
     __slots__ = (
         "__weakref__",
+        "_arriving",
         "_begun",
         "_discarder",
         "_half_open",
         "_now_ns",
-        "_reads",
-        "_seen",
-        "_seen_ms",
+        "_taking",
         "_unsent",
     )
 
@@ -88,10 +88,9 @@ class Http1Connection(Pipeline):
         self._unsent = 0  # bytes of answers, counted when the client stopped taking them
         self._begun = b""  # first bytes, until they tell which protocol it is
         self._discarder = Discarder()
-        # Time-outs: reads so far, and what the last ticks saw.
-        self._reads = 0
-        self._seen: tuple[int, str, int, int] = (0, "", 0, 0)
-        self._seen_ms = 0
+        # What the last ticks saw of the request that arrives, and of the answers that go.
+        self._arriving = Pace()
+        self._taking = Pace()
         self._now_ns = app.clock.monotonic_ns
 
     # asyncio's side
@@ -111,7 +110,6 @@ class Http1Connection(Pipeline):
             self.close()
             return
         app.connections.add(self)
-        self._seen_ms = app.now_ms()
         tls = transport.get_extra_info("ssl_object")
         if tls is None:
             # A larger answer that the kernel does not take at once pauses: it stays in memory
@@ -279,7 +277,7 @@ class Http1Connection(Pipeline):
         self._give_budget()
         self._body = []
         exchange = self._exchange
-        if exchange is None or exchange not in self.queue:
+        if exchange is None or (exchange not in self.queue and not exchange.answered):
             # The path, where it is known, decides whose form the refusal has.
             path = _path_in(self._url) if exchange is None else exchange.path
             exchange = self._new_exchange(RequestTarget("", path, ""), {})
@@ -323,41 +321,72 @@ class Http1Connection(Pipeline):
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
     def tick(self, now_ms: int) -> None:
-        """Close or refuse what takes too long; a change since the last tick is progress."""
+        """Close or refuse what takes too long, or goes on too slowly."""
+        transport = self.transport
+        if transport is None:
+            return
         if self._waiting_bodies and self._was_reset():
             self.abort()
             return
         outlet = self.outlet
         pending = self.pending_bytes or int(outlet is not None and outlet.waits_for_room)
-        taken = acknowledged_bytes(self.transport) if pending else 0
-        awaits = self.reading.awaits
-        seen = (self._reads if awaits != "head" else -1, awaits, pending, taken)
-        if seen != self._seen:
-            self._seen, self._seen_ms = seen, now_ms
-            return
-        age_ms = now_ms - self._seen_ms
-        settings, transport = self.app.settings, self.transport
-        if transport is None:
-            return
-        if pending:
-            sized = outlet is None or outlet.sized
-            if sized and age_ms > settings.write_timeout_ms:
-                self.app.metrics.rejected("write_timeout")
+        if pending and (outlet is None or outlet.sized):
+            taken = acknowledged_bytes(transport)
+            late = self._late_taking(pending, taken, now_ms)
+            if late:
+                self.app.metrics.rejected(f"write_{late}")
                 transport.abort()
-        elif self._paused:
-            self._seen_ms = now_ms  # the client waits for us
-        elif awaits == "head":
-            if age_ms > settings.header_timeout_ms:
+                return
+        else:
+            self._taking.rest()
+        if self._paused or transport.is_closing():
+            self._arriving.rest()  # the client waits for us
+        else:
+            self._look_at_request(pending, now_ms)
+
+    def _late_taking(self, pending: int, taken: int, now_ms: int) -> Late:
+        """Whether the client takes too little of the answers that wait for it."""
+        settings = self.app.settings
+        # Where it is not known what was taken, any change of what waits is progress.
+        return self._taking.look(
+            0 if taken else pending,
+            taken,
+            now_ms,
+            settings.write_timeout_ms,
+            settings.answer_bytes_per_second_min,
+        )
+
+    def _look_at_request(self, pending: int, now_ms: int) -> None:
+        """Refuse the request that is arriving too slowly, or close a connection at rest."""
+        settings, arriving, awaits = self.app.settings, self._arriving, self.reading.awaits
+        if awaits == "head":
+            # Of a head nothing counts but its end.
+            if arriving.look(("head", self._cut_heads), 0, now_ms, settings.header_timeout_ms):
                 late = RequestTimeout("the headers did not arrive in time", fix="send them faster")
                 self._time_out(late, "header_timeout")
         elif awaits == "body":
-            exchange = self._exchange
-            if exchange is not None and exchange.outlet is not None:
-                self._seen_ms = now_ms  # a session: its client sends when it has something
-            elif age_ms > settings.body_timeout_ms and self.writable:
-                self._time_out(body_late(), "body_timeout")
-        elif not self.queue and age_ms > settings.idle_timeout_ms:
+            self._look_at_body(now_ms)
+        elif self.queue or pending:
+            arriving.rest()
+        elif arriving.look(("", self._reads), 0, now_ms, settings.idle_timeout_ms):
             self.close()
+
+    def _look_at_body(self, now_ms: int) -> None:
+        settings, exchange = self.app.settings, self._exchange
+        if exchange is None or exchange.outlet is not None or exchange.wants_continue:
+            # A session, whose client sends when it has something, or one that has not been asked.
+            self._arriving.rest()
+            return
+        per_second_min = settings.body_bytes_per_second_min
+        late = self._arriving.look(
+            ("body", exchange.started_ns),
+            self._body_bytes,
+            now_ms,
+            settings.body_timeout_ms,
+            per_second_min,
+        )
+        if late:
+            self._time_out(body_late(per_second_min), f"body_{late}")
 
     def _was_reset(self) -> bool:
         """Whether the client has reset a connection that is not read, so that no read tells."""

@@ -22,6 +22,7 @@ from headrace.server.app import App, RequestTarget
 from headrace.server.http1.answer import Http1Exchange
 from headrace.server.http1.heads import ATTEMPTS_MAX, HeadLayout, KnownHeads
 from headrace.server.http1.states import (
+    HEAD,
     HEAD_COMPLETE,
     IDLE,
     MESSAGE_BEGUN,
@@ -29,7 +30,13 @@ from headrace.server.http1.states import (
     NEW,
     State,
 )
-from headrace.server.refusals import bad_expectation, body_too_large, headers_too_large, no_memory
+from headrace.server.refusals import (
+    bad_expectation,
+    body_too_large,
+    headers_too_large,
+    no_memory,
+    too_much_overhead,
+)
 from headrace.server.transport_exchange import FREE_BODY_BYTES
 from headrace.wire.exchange import Repeated
 from headrace.wire.routes import takes_stream
@@ -38,6 +45,9 @@ log = logging.getLogger("headrace.http1")
 
 # Of a body of known length so much has to be missing for the rest to go past the parser.
 UNPARSED_BYTES_MIN: Final = 64 * 1024
+# What may come around each byte of a chunked body: a client may send chunks of one byte, and write
+# their sizes with leading zeros.
+OVERHEAD_PER_BYTE: Final = 16
 _SINGLE_HEADERS: Final = frozenset(
     {b"host", b"content-length", b"content-type", b"authorization", b"transfer-encoding"}
 )
@@ -61,6 +71,7 @@ class RequestReader(asyncio.Protocol):
         "_body_missing",
         "_budgeted",
         "_chunk_bytes",
+        "_cut_heads",
         "_exchange",
         "_head_bytes",
         "_header_bytes_max",
@@ -70,10 +81,13 @@ class RequestReader(asyncio.Protocol):
         "_modern",
         "_muted",
         "_nothing_follows",
+        "_overhead_bytes_max",
         "_parser",
+        "_reads",
         "_refusal",
         "_unread",
         "_url",
+        "_wire_bytes",
         "app",
         "queue",
         "reading",
@@ -91,6 +105,9 @@ class RequestReader(asyncio.Protocol):
         self._url = b""
         # Of the head that is arriving; later, what came since the last byte of the body.
         self._head_bytes = 0
+        self._wire_bytes = 0  # of all that followed the read with the head: body and what is around
+        self._cut_heads = 0  # heads that did not come in one read; tells one from the next
+        self._reads = 0  # that brought more than blank lines
         self._chunk_bytes = 0  # size of the read that is being parsed
         self._at_start = True  # nothing of that read came before
         self._exchange: Http1Exchange | None = None  # whose body is arriving
@@ -104,6 +121,7 @@ class RequestReader(asyncio.Protocol):
         self._muted = False  # the parser reads a head of our own
         self._body_bytes_max = settings.body_bytes_max
         self._header_bytes_max = settings.header_bytes_max
+        self._overhead_bytes_max = settings.chunk_overhead_bytes_max
         self._modern: bool | None = None  # HTTP/1.1, not 1.0, by the last request that was asked
         self._heads = heads
         self._layout: HeadLayout | None = None  # of the header lines of the last request
@@ -153,7 +171,7 @@ class RequestReader(asyncio.Protocol):
         if missing or self.reading is not IDLE:
             return b""
         self._parser = httptools.HttpRequestParser(self)  # the last one still waits for the body
-        return rest
+        return rest.lstrip(b"\r\n")  # blank lines in the read of a body are no read of their own
 
     def _parse(self, data: bytes) -> bytes:
         """Parse up to a request that asks for another protocol; return what is left to parse."""
@@ -172,14 +190,28 @@ class RequestReader(asyncio.Protocol):
             self._refuse(self._refusal_of(error))
             return b""
         if self.reading is not IDLE:
-            self._head_bytes += len(data)
-            missing = self._body_length - self._body_bytes
-            if self._head_bytes > self._header_bytes_max:
-                self._refuse(headers_too_large(self._header_bytes_max))
-            # Behind the last request there may be nothing, and only the parser says so.
-            elif missing >= UNPARSED_BYTES_MIN and self._parser.should_keep_alive():
-                self._body_missing = missing
+            self._cut_off_at(len(data))
+        elif data.isspace():
+            self._reads -= 1  # a connection on which only blank lines come rests
         return b""
+
+    def _cut_off_at(self, size: int) -> None:
+        """Count a read of this size that has ended inside of a request."""
+        self._head_bytes += size
+        self._wire_bytes += size
+        body_bytes = self._body_bytes
+        missing = self._body_length - body_bytes
+        if self._head_bytes > self._header_bytes_max:
+            self._refuse(headers_too_large(self._header_bytes_max))
+        elif self.reading is HEAD:
+            if self._head_bytes <= size:  # it began in this read
+                self._cut_heads += 1
+        elif self._wire_bytes > self._overhead_bytes_max + (1 + OVERHEAD_PER_BYTE) * body_bytes:
+            self.app.metrics.rejected("chunk_overhead")
+            self._refuse(too_much_overhead(self._overhead_bytes_max))
+        # Behind the last request there may be nothing, and only the parser says so.
+        elif missing >= UNPARSED_BYTES_MIN and self._parser.should_keep_alive():
+            self._body_missing = missing
 
     def _refusal_of(self, error: httptools.HttpParserError) -> HeadraceError:
         """The error that tells why the parser stopped."""
@@ -259,7 +291,7 @@ class RequestReader(asyncio.Protocol):
         target = self.app.target_of(parser.get_method(), self._target())
         exchange = self._new_exchange(target, headers)
         self._headers = {}  # for trailers, which are dropped
-        self._head_bytes = -self._chunk_bytes
+        self._head_bytes = self._wire_bytes = -self._chunk_bytes
         if not self._modern:
             exchange.modern = False
         self._exchange = exchange
@@ -331,11 +363,11 @@ class RequestReader(asyncio.Protocol):
         exchange = self._exchange
         assert exchange is not None
         self._head_bytes = -self._chunk_bytes
+        self._body_bytes += len(body)
         if exchange.streamed:
             exchange.piece_arrived(body)
             return
         self._body.append(body)
-        self._body_bytes += len(body)
         if self._body_bytes > FREE_BODY_BYTES:
             self._check_body(len(body))
 
