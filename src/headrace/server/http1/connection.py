@@ -1,8 +1,8 @@
-"""HTTP/1.1 on one connection: what asyncio tells of it, and when it has to be closed.
+"""HTTP/1.1 on one connection: what asyncio tells of it, and how it is closed.
 
-`reader.py` parses requests, `pipeline.py` hands them over and answers them in order, and
-`states.py` says what may follow what.  This file owns which protocol a connection speaks, what
-takes too long, and how it ends.  It knows no route: `app.py` does.
+`reader.py` parses requests, `pipeline.py` hands them over and answers them in order, `timeouts.py`
+says what takes too long, and `states.py` what may follow what.  This file owns which protocol a
+connection speaks, and how it ends.  It knows no route: `app.py` does.
 
 The hot path is one read, one handler call and one write a request; times are looked at once a
 second for all connections, not by a timer for each.
@@ -11,20 +11,17 @@ second for all connections, not by a timer for each.
 from __future__ import annotations
 
 import asyncio
-import select
 from collections import deque
 from typing import cast
 
 import httptools
 
 from headrace.core.error_frames import without_frames
-from headrace.core.errors import HeadraceError, OutOfResources, RequestTimeout
-from headrace.core.pace import Late, Pace
-from headrace.server.acknowledged import acknowledged_bytes
+from headrace.core.errors import HeadraceError, OutOfResources
 from headrace.server.app import App, RequestTarget
 from headrace.server.http1.answer import Http1Exchange
 from headrace.server.http1.heads import KnownHeads
-from headrace.server.http1.pipeline import LEFTOVER_BYTES_MAX, Pipeline
+from headrace.server.http1.pipeline import LEFTOVER_BYTES_MAX
 from headrace.server.http1.states import (
     ANSWERING_LOST,
     BODY,
@@ -48,9 +45,9 @@ from headrace.server.http1.states import (
     UPGRADED,
     UPGRADING,
 )
+from headrace.server.http1.timeouts import TimedPipeline
 from headrace.server.http2.connection import PREFACE, Http2Connection
 from headrace.server.lingering import Discarder, linger
-from headrace.server.refusals import body_late
 
 # What a transport may have unsent without being paused.  An answer is handed to the kernel when it
 # is written; what a client leaves untaken of answers up to here is not counted.
@@ -68,17 +65,15 @@ def _path_in(url: bytes) -> str:
     return url.partition(b"?")[0].decode("latin-1") if url[:1] == b"/" else ""
 
 
-class Http1Connection(Pipeline):
+class Http1Connection(TimedPipeline):
     """One connection, until it turns out to be HTTP/2."""
 
     __slots__ = (
         "__weakref__",
-        "_arriving",
         "_begun",
         "_discarder",
         "_half_open",
         "_now_ns",
-        "_taking",
         "_unsent",
     )
 
@@ -88,9 +83,6 @@ class Http1Connection(Pipeline):
         self._unsent = 0  # bytes of answers, counted when the client stopped taking them
         self._begun = b""  # first bytes, until they tell which protocol it is
         self._discarder = Discarder()
-        # What the last ticks saw of the request that arrives, and of the answers that go.
-        self._arriving = Pace()
-        self._taking = Pace()
         self._now_ns = app.clock.monotonic_ns
 
     # asyncio's side
@@ -267,7 +259,7 @@ class Http1Connection(Pipeline):
         if self.outlet is not None:
             self.outlet.exchange.piece_arrived(data)
 
-    # Refusals, time-outs, drain
+    # Refusals, drain
 
     def _refuse(self, error: HeadraceError) -> None:
         """Answer what cannot be parsed any further, and close."""
@@ -315,91 +307,6 @@ class Http1Connection(Pipeline):
         if self.transport is not None:
             self.answering = CLOSE[self.answering]
             self.transport.abort()
-
-    @property
-    def pending_bytes(self) -> int:
-        return self.transport.get_write_buffer_size() if self.transport is not None else 0
-
-    def tick(self, now_ms: int) -> None:
-        """Close or refuse what takes too long, or goes on too slowly."""
-        transport = self.transport
-        if transport is None:
-            return
-        if self._waiting_bodies and self._was_reset():
-            self.abort()
-            return
-        outlet = self.outlet
-        pending = self.pending_bytes or int(outlet is not None and outlet.waits_for_room)
-        if pending and (outlet is None or outlet.sized):
-            taken = acknowledged_bytes(transport)
-            late = self._late_taking(pending, taken, now_ms)
-            if late:
-                self.app.metrics.rejected(f"write_{late}")
-                transport.abort()
-                return
-        else:
-            self._taking.rest()
-        if self._paused or transport.is_closing():
-            self._arriving.rest()  # the client waits for us
-        else:
-            self._look_at_request(pending, now_ms)
-
-    def _late_taking(self, pending: int, taken: int, now_ms: int) -> Late:
-        """Whether the client takes too little of the answers that wait for it."""
-        settings = self.app.settings
-        # Where it is not known what was taken, any change of what waits is progress.
-        return self._taking.look(
-            0 if taken else pending,
-            taken,
-            now_ms,
-            settings.write_timeout_ms,
-            settings.answer_bytes_per_second_min,
-        )
-
-    def _look_at_request(self, pending: int, now_ms: int) -> None:
-        """Refuse the request that is arriving too slowly, or close a connection at rest."""
-        settings, arriving, awaits = self.app.settings, self._arriving, self.reading.awaits
-        if awaits == "head":
-            # Of a head nothing counts but its end.
-            if arriving.look(("head", self._cut_heads), 0, now_ms, settings.header_timeout_ms):
-                late = RequestTimeout("the headers did not arrive in time", fix="send them faster")
-                self._time_out(late, "header_timeout")
-        elif awaits == "body":
-            self._look_at_body(now_ms)
-        elif self.queue or pending:
-            arriving.rest()
-        elif arriving.look(("", self._reads), 0, now_ms, settings.idle_timeout_ms):
-            self.close()
-
-    def _look_at_body(self, now_ms: int) -> None:
-        settings, exchange = self.app.settings, self._exchange
-        if exchange is None or exchange.outlet is not None or exchange.wants_continue:
-            # A session, whose client sends when it has something, or one that has not been asked.
-            self._arriving.rest()
-            return
-        per_second_min = settings.body_bytes_per_second_min
-        late = self._arriving.look(
-            ("body", exchange.started_ns),
-            self._body_bytes,
-            now_ms,
-            settings.body_timeout_ms,
-            per_second_min,
-        )
-        if late:
-            self._time_out(body_late(per_second_min), f"body_{late}")
-
-    def _was_reset(self) -> bool:
-        """Whether the client has reset a connection that is not read, so that no read tells."""
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return False
-        poll = select.poll()
-        poll.register(transport.get_extra_info("socket").fileno(), 0)  # errors are always reported
-        return bool(poll.poll(0))
-
-    def _time_out(self, error: RequestTimeout, reason: str) -> None:
-        self.app.metrics.rejected(reason)
-        self._refuse(error)
 
     def drain(self) -> None:
         """Close when what is in progress has been answered."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from h2.errors import ErrorCodes
 
@@ -102,12 +103,13 @@ def test_without_memory_the_connection_waits(handlers: UploadHandlers) -> None:
                 client.send(streams[-1], b"x" * client.h2.outbound_flow_control_window)
         client.sock.settimeout(20)
         other = client.start(b"POST", b"/echo", end=False)
-        (connection,) = served.app.connections
-        served.wait(lambda: other in connection.streams)  # type: ignore[attr-defined]
+        (found,) = served.app.connections
+        connection: Any = found
+        served.wait(lambda: other in connection.streams)
         late_ms = 2 * settings.body_timeout_ms
         for ms in (0, late_ms, 2 * late_ms):
             served.call(lambda ms=ms: connection.tick(served.app.now_ms() + ms))
-        assert not served.call(lambda: connection.streams[other].answered)  # type: ignore[attr-defined]
+        assert not served.call(lambda: connection.streams[other].answered)
         for upload in handlers.uploads:
             served.call(upload.resume)
         client.until(lambda: client.h2.outbound_flow_control_window >= 2 * MIB)

@@ -154,6 +154,7 @@ def test_a_frame_of_data_byte_by_byte_ends_the_connection() -> None:
         assert slow.client.answers[stream_id].status == 408
         slow.until(lambda: slow.closed, b"x", every_s=5)
         assert slow.client.goaway() == "NO_ERROR"
+        assert slow.rejected("body_rate") == 2  # the stream, then the connection
 
     in_a_loop(test)
 
