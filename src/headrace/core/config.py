@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from headrace.core.errors import ConfigError
 from headrace.core.setting_relations import Value, check_relations
-from headrace.core.settings import DEFAULTS, RULES, Rule, Settings, check_value
+from headrace.core.setting_rules import Rule, check_value
+from headrace.core.settings import DEFAULTS, RULES, Settings
 from headrace.core.units import format_duration_ms, format_size, parse_duration_ms, parse_size
 
 # Variables that only the tests read.

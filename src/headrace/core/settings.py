@@ -1,58 +1,25 @@
 """Every setting: its name, default, bounds and meaning.
 
 Only this file knows a setting.  A value out of its bounds is refused here, wherever it comes from,
-and two that contradict each other (`core/setting_relations.py`); `core/config.py` finds the values.
+and two that contradict each other (`core/setting_relations.py`); `core/setting_rules.py` says what
+bounds are, and `core/config.py` finds the values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, get_type_hints
 
 from headrace.core import limits
-from headrace.core.errors import ConfigError
 from headrace.core.limits import KIB, MIB
 from headrace.core.setting_relations import Value, check_relations
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What a setting may be."""
-
-    doc: str
-    kind: Literal["text", "size", "duration", "count", "flag"]
-    low: int = 1
-    high: int | None = None
-    choices: tuple[str, ...] = ()
-    secret: bool = False  # never shown
-    variables: tuple[str, ...] = ()  # the first is the documented one; HEADRACE_<NAME> if empty
-
-
-def _text(
-    doc: str,
-    *,
-    choices: tuple[str, ...] = (),
-    secret: bool = False,
-    variables: tuple[str, ...] = (),
-) -> Rule:
-    return Rule(doc, "text", choices=choices, secret=secret, variables=variables)
-
-
-def _flag(doc: str) -> Rule:
-    return Rule(doc, "flag", 0, 1)
-
-
-def _size(doc: str, low: int = 1, *, variables: tuple[str, ...] = ()) -> Rule:
-    return Rule(doc, "size", low, variables=variables)
-
-
-def _duration(doc: str, low: int = 1, high: int | None = None) -> Rule:
-    return Rule(doc, "duration", low, high)
-
-
-def _count(doc: str, low: int = 1, high: int | None = None) -> Rule:
-    return Rule(doc, "count", low, high)
+from headrace.core.setting_rules import Rule, check_value
+from headrace.core.setting_rules import count as _count
+from headrace.core.setting_rules import duration as _duration
+from headrace.core.setting_rules import flag as _flag
+from headrace.core.setting_rules import size as _size
+from headrace.core.setting_rules import text as _text
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +81,37 @@ class Settings:
         64 * KIB
     )
     header_timeout_ms: Annotated[int, _duration("Time for a request's headers to arrive.")] = 60_000
-    body_timeout_ms: Annotated[int, _duration("Time without a byte of a body.")] = 30_000
+    body_timeout_ms: Annotated[
+        int, _duration("Time without a byte of a body, and over which its rate is looked at.")
+    ] = 30_000
+    body_bytes_per_second_min: Annotated[
+        int,
+        _size(
+            "Slowest rate of a body, of a frame that a session has begun, and of a WebSocket"
+            " message; 0: none.",
+            0,
+        ),
+    ] = 256
+    chunk_overhead_bytes_max: Annotated[
+        int,
+        _size(
+            "Chunk sizes, extensions and trailers of a body, beside 16 bytes for each of it.", KIB
+        ),
+    ] = 64 * KIB
     idle_timeout_ms: Annotated[int, _duration("Time a connection may rest.")] = 120_000
     write_timeout_ms: Annotated[
-        int, _duration("Time without a byte taken by a client that is being answered.")
+        int,
+        _duration(
+            "Time without a byte taken by a client that is being answered, and over which its"
+            " rate is looked at."
+        ),
     ] = 30_000
+    answer_bytes_per_second_min: Annotated[
+        int,
+        _size(
+            "Slowest rate at which a client takes what waits for it, also of a stream; 0: none.", 0
+        ),
+    ] = 256
     slow_consumer_timeout_ms: Annotated[
         int,
         _duration("Time a stream's client may take nothing; then it is closed, and can resume."),
@@ -365,23 +358,6 @@ RULES: Mapping[str, Rule] = {
     name: hint.__metadata__[0]
     for name, hint in get_type_hints(Settings, include_extras=True).items()
 }
-
-
-def check_value(label: str, rule: Rule, value: Value) -> None:
-    if rule.kind == "flag":
-        if not isinstance(value, bool):
-            raise ConfigError(f"{label} is {value!r}", fix="give true or false")
-        return
-    if isinstance(value, bool) or isinstance(value, str) != (rule.kind == "text"):
-        wanted = "text" if rule.kind == "text" else "a whole number"
-        raise ConfigError(f"{label} is {value!r}", fix=f"give {wanted}")
-    if isinstance(value, str):
-        if rule.choices and value not in rule.choices:
-            raise ConfigError(f"{label} is {value!r}", fix=f"use one of {', '.join(rule.choices)}")
-    elif value < rule.low:
-        raise ConfigError(f"{label} is {value}", fix=f"use {rule.low} or more")
-    elif rule.high is not None and value > rule.high:
-        raise ConfigError(f"{label} is {value}", fix=f"use {rule.high} or less")
 
 
 # Last, because the defaults are checked like any other values.

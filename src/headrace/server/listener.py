@@ -69,6 +69,10 @@ def _no_password() -> str:
 # How long data may go unacknowledged by the other machine.  Longer than the time-outs of the
 # transports, which know more: this one is for peers that are gone.
 UNHEARD_MS_MAX = 120_000
+# How long nothing may be heard of the other machine before it is asked, and asked again.  A session
+# may be silent for as long as its client likes; one whose machine is gone must not.
+KEEPALIVE_SECONDS = 60
+KEEPALIVE_AGAIN_SECONDS = 15
 
 
 class Listener:
@@ -157,7 +161,11 @@ def _bound(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # What is accepted here inherits it: an answer is not held back for a fuller packet.
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # So does this: a peer that vanished without a word is given up, and its slot is free.
+        # So do these: a peer that vanished without a word is given up, and its slot is free.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_AGAIN_SECONDS)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS_MAX)
         if family == socket.AF_INET6:

@@ -54,13 +54,30 @@ def no_memory(bytes_max: int) -> Throttled:
     )
 
 
-def body_late() -> RequestTimeout:
-    """The error when nothing of a body came for `body_timeout_ms`.
+def body_late(bytes_per_second_min: int) -> RequestTimeout:
+    """The error when nothing of a body came for `body_timeout_ms`, or too little.
 
-    >>> body_late().status
-    408
+    >>> body_late(256).status, body_late(256).detail
+    (408, {'bytes_per_second_min': 256})
     """
-    return RequestTimeout("the body did not arrive in time", fix="send it faster")
+    return RequestTimeout(
+        "the body did not arrive in time",
+        fix="send it faster, or in several requests",
+        detail={"bytes_per_second_min": bytes_per_second_min},
+    )
+
+
+def too_much_overhead(bytes_max: int) -> HeadersTooLarge:
+    """The error for a chunked body with more than `chunk_overhead_bytes_max` around its bytes.
+
+    >>> too_much_overhead(1024).status
+    431
+    """
+    return HeadersTooLarge(
+        f"more than {bytes_max} bytes of chunk extensions, chunk sizes and trailers",
+        fix="send larger chunks without extensions, or raise HEADRACE_CHUNK_OVERHEAD_BYTES_MAX",
+        detail={"max": bytes_max},
+    )
 
 
 def bad_expectation() -> InvalidRequest:

@@ -1,4 +1,4 @@
-"""What the outlets of both transports do alike: tell a handler once that its client left.
+"""What the outlets of both transports do alike: who takes too little, and who has left.
 
 A handler knows its outlet and the outlet knows its handler.  Such circles are collected very rarely
 here, so an outlet that is over forgets its handler; only this file says when.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 
+from headrace.core.pace import Pace, least_bytes
+from headrace.core.settings import Settings
 from headrace.wire.exchange import Outlet
 
 log = logging.getLogger("headrace.server")
@@ -16,23 +18,24 @@ log = logging.getLogger("headrace.server")
 class TransportOutlet(Outlet):
     """The body of an answer that is not there as a whole."""
 
-    __slots__ = ("_closed", "_moved", "_stuck_since_ms")
+    __slots__ = ("_closed", "_taking", "_taking_least")
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._closed = False
-        self._stuck_since_ms = -1  # since when there has been no room, and nothing was taken
-        self._moved = (0, 0)  # what said then how much had been taken
+        self._taking: Pace | None = None  # while there is no room
+        self._taking_least = least_bytes(
+            settings.slow_consumer_timeout_ms, settings.answer_bytes_per_second_min
+        )
 
-    def _stuck_since(self, moved: tuple[int, int], now_ms: int) -> int:
-        """Return since when a client that leaves no room has taken nothing.
+    def _stuck_since(self, way: object, taken: int, now_ms: int) -> int:
+        """Return since when a client that leaves no room has taken too little.
 
-        `moved` changes with what it takes.
+        `taken` counts the bytes that it has taken, as far as this `way` of counting tells.
         """
-        if self._stuck_since_ms < 0 or moved != self._moved:
-            self._stuck_since_ms = now_ms
-            self._moved = moved
-        return self._stuck_since_ms
+        if self._taking is None:
+            self._taking = Pace()
+        return self._taking.since(way, taken, now_ms, self._taking_least)
 
     def lost(self) -> None:
         """End the answer, because the client left."""

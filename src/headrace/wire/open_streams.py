@@ -42,6 +42,7 @@ class OpenStreams:
         self.hub = hub
         self.metrics = metrics
         self.limits = StreamLimits(settings)
+        self.settings = settings
         self.slow_timeout_ms = settings.slow_consumer_timeout_ms
         self.write_to_all: Callable[[Sequence[Outlet], bytes], None] = write_one_by_one
         self.of_kind: dict[str, int] = {"sse": 0, "ws": 0, "session": 0}

@@ -89,7 +89,9 @@ class Incoming:
     any more after that.
     """
 
-    __slots__ = ("_bytes_max", "_held", "_parts", "_protocol", "_room", "_text", "_wanted")
+    __slots__ = (
+        "_bytes_max", "_held", "_parts", "_protocol", "_room", "_text", "_wanted", "cut_messages",
+    )  # fmt: skip
 
     def __init__(self, message_bytes_max: int) -> None:
         self._protocol = Protocol(SERVER, max_size=message_bytes_max, logger=_log)
@@ -99,6 +101,7 @@ class Incoming:
         self._wanted = 0  # bytes of it that are worth a look
         self._parts: list[bytes] = []
         self._text = True
+        self.cut_messages = 0  # that did not come whole; tells one from the next
 
     def feed(self, data: bytes) -> list[tuple[bool, bytes]]:
         """Bytes that arrived (b"": their end); returns whole messages, as (is text, payload)."""
@@ -120,6 +123,8 @@ class Incoming:
             if end - start > self._room or not self.open or not _is_frame(data, at):
                 end = size
             elif end > size:
+                if not self._parts:
+                    self.cut_messages += 1
                 self._held += data[at:] if at else data
                 self._wanted = end - at
                 break
@@ -143,12 +148,25 @@ class Incoming:
                 continue  # pings are answered and the close is echoed by the protocol
             if opcode is not Opcode.CONT:
                 self._text = opcode is Opcode.TEXT
-            self._parts.append(bytes(frame.data))  # type: ignore[union-attr]
-            self._room -= len(self._parts[-1])
+            part = bytes(frame.data)  # type: ignore[union-attr]
+            if part or not self._parts:  # of parts with nothing in them there may be any number
+                self._parts.append(part)
+            self._room -= len(part)
             if frame.fin:  # type: ignore[union-attr]
+                self.cut_messages += 1
                 messages.append((self._text, b"".join(self._parts)))
                 self._parts.clear()
                 self._room = self._bytes_max
+
+    @property
+    def in_message(self) -> bool:
+        """Whether a message has begun, or a frame of any kind, and has not ended."""
+        return bool(self._held or self._parts)
+
+    @property
+    def message_bytes(self) -> int:
+        """How many bytes of it have come."""
+        return len(self._held) + self._bytes_max - self._room
 
     @property
     def out_of_memory(self) -> bool:

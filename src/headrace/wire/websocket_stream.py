@@ -2,8 +2,9 @@
 
 Only this file connects `websocket_frames.py` to a live stream: messages go to the dialect, pings
 are the heartbeats, and a connection ends with the closing handshake.  A client that sends messages
-and reads no answers is closed.  What a message means is the dialect's business; its encoder returns
-whole frames (`text_frame`).
+and reads no answers is closed, and so is one that leaves a message unfinished, or answers no ping
+for as long as a connection may rest.  What a message means is the dialect's business; its encoder
+returns whole frames (`text_frame`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.core.errors import OutOfResources
+from headrace.core.pace import Pace
 from headrace.engine.live.follower import ViewT
 from headrace.wire.live_stream import LiveStream, StreamClient, StreamEncoder
 from headrace.wire.open_streams import OpenStreams
@@ -25,12 +27,13 @@ from headrace.wire.websocket_frames import (
 
 # Answers that wait for a client that sends messages and reads nothing.
 REPLIES_UNREAD_MAX: Final = 1_000
+_NEVER: Final = -1
 
 
 class WebSocketStream(LiveStream[ViewT]):
     """One connection."""
 
-    __slots__ = ("_incoming", "_replies_unread")
+    __slots__ = ("_arriving", "_incoming", "_pinged_ms", "_replies_unread")
     kind = "ws"
 
     def __init__(
@@ -43,6 +46,8 @@ class WebSocketStream(LiveStream[ViewT]):
         super().__init__(streams, encoder, client)
         self._incoming = Incoming(message_bytes_max)
         self._replies_unread = 0
+        self._arriving = Pace()  # of a message that has begun, as visits see it
+        self._pinged_ms = _NEVER  # when the first ping was sent since anything came
         client.outlet.on_data = self._received
 
     # What a dialect adds
@@ -58,6 +63,7 @@ class WebSocketStream(LiveStream[ViewT]):
     # Messages
 
     def _received(self, data: bytes) -> None:
+        self._pinged_ms = _NEVER
         try:
             messages = self._incoming.feed(data)
         except MemoryError:
@@ -108,8 +114,42 @@ class WebSocketStream(LiveStream[ViewT]):
             self.finish()
 
     def send_heartbeat(self) -> None:
+        if self._pinged_ms == _NEVER:
+            self._pinged_ms = self._hub.turns.started_ms
         self._incoming.ping()
         self._flush()
+
+    # Time
+
+    def visit(self, now_ms: int) -> int | None:
+        next_ms = super().visit(now_ms)
+        if next_ms is not None:
+            self._look_at_message(now_ms)
+        if self.closed:
+            return None
+        settings, pinged_ms = self._streams.settings, self._pinged_ms
+        if pinged_ms != _NEVER and now_ms - pinged_ms > settings.idle_timeout_ms:
+            self._metrics.rejected("ping_timeout")
+            self.close(TOO_SLOW, "no ping was answered")
+            return None
+        return next_ms
+
+    def _look_at_message(self, now_ms: int) -> None:
+        """Close the connection if a message does not go on, or goes on too slowly."""
+        incoming, settings = self._incoming, self._streams.settings
+        if not incoming.in_message or not self._outlet.room:  # or the client is not read from
+            self._arriving.rest()
+            return
+        late = self._arriving.look(
+            incoming.cut_messages,
+            incoming.message_bytes,
+            now_ms,
+            settings.body_timeout_ms,
+            settings.body_bytes_per_second_min,
+        )
+        if late:
+            self._metrics.rejected(f"message_{late}")
+            self.close(TOO_SLOW, "a message did not arrive in time")
 
     # The end
 

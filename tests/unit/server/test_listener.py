@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+import uvloop
 
 from headrace.core.errors import ConfigError
 from headrace.core.settings import Settings
 from headrace.server.auth import KeyRing
-from headrace.server.listener import Listener, check_exposure, tls_context
+from headrace.server.listener import UNHEARD_MS_MAX, Listener, check_exposure, tls_context
 from headrace.server.network import host_of, is_loopback
+from tests.support.certificates import Certificate
+from tests.support.served_app import PATIENCE_SECONDS
 
 NO_KEYS = KeyRing([])
 UNRESOLVABLE = "no-such-host.invalid"
@@ -78,6 +83,10 @@ def test_connections_are_made_until_it_is_closed_and_sent_without_delay() -> Non
         assert await reader.readexactly(5) == b"hello"
         accepted = made[0].get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        # A machine that is gone is noticed although nothing is sent to it.
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+        assert 0 < 1_000 * idle < UNHEARD_MS_MAX
         listener.close()
         await asyncio.sleep(0)
         with pytest.raises(ConnectionRefusedError):
@@ -90,6 +99,38 @@ def test_connections_are_made_until_it_is_closed_and_sent_without_delay() -> Non
         made[0].close()
 
     asyncio.run(talk())
+
+
+def test_a_handshake_has_one_deadline_however_it_drips(tmp_path: Path) -> None:
+    made: list[asyncio.Protocol] = []
+
+    def connect() -> asyncio.Protocol:
+        made.append(asyncio.Protocol())
+        return made[-1]
+
+    async def drip() -> None:
+        files = Certificate(tmp_path)
+        settings = Settings(
+            port=0, header_timeout_ms=300, tls_cert=str(files.cert), tls_key=str(files.key)
+        )
+        listener = Listener(settings, tls_context(settings))
+        listener.bind()
+        await listener.start(connect)
+        host, _, port = listener.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"\x16\x03\x01\x02\x00\x01\x00")  # the beginning of a hello
+        ended = asyncio.ensure_future(reader.read())
+        while not ended.done():
+            writer.write(b"\x00")
+            await asyncio.wait([ended], timeout=0.05)
+        with suppress(ConnectionError):
+            assert await ended == b""
+        writer.close()
+        listener.close()
+
+    for loop_factory in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(asyncio.wait_for(drip(), PATIENCE_SECONDS))
 
 
 def test_no_certificate_is_no_tls() -> None:

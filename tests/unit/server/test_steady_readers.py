@@ -1,4 +1,7 @@
-"""Readers that take little, but steadily, are not stuck; time passes when a test says so."""
+"""Readers that take little, but steadily, are not stuck; those that take too little are.
+
+Time passes when a test says so.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.core.settings import Settings
 from headrace.server.acknowledged import acknowledged_bytes
 from headrace.server.app import App
 from tests.support.http2_client import CONNECT, Client
@@ -66,14 +70,27 @@ def handlers() -> Handlers:
     return Handlers(b"websocket", big_bytes=BIG)
 
 
-@pytest.fixture
-def served(passing: Passing, protocol: str, handlers: Handlers) -> Iterator[Served]:
-    settings = replace(
+def settings_of(protocol: str, **more: int) -> Settings:
+    return replace(
         HTTP1_SETTINGS if protocol == "h1" else HTTP2_SETTINGS,
         write_timeout_ms=LIMIT_MS,
         slow_consumer_timeout_ms=LIMIT_MS,
         http2_ping_ms=10_000,
+        **more,
     )
+
+
+@pytest.fixture
+def served(passing: Passing, protocol: str, handlers: Handlers) -> Iterator[Served]:
+    with ServedSlowly(settings_of(protocol), handlers.routes()) as server:
+        yield server
+
+
+@pytest.fixture
+def strict(passing: Passing, protocol: str, handlers: Handlers) -> Iterator[Served]:
+    """A server for which what these readers take is too little."""
+    rate = 4 * TAKEN_MAX // (LIMIT_MS // 1_000)
+    settings = settings_of(protocol, answer_bytes_per_second_min=rate)
     with ServedSlowly(settings, handlers.routes()) as server:
         yield server
 
@@ -160,3 +177,37 @@ def test_a_stream_that_is_taken_steadily_is_not_stuck(
             assert served.call(lambda: outlet.stuck_ms) == 0
         passing.now_ms += STEP_MS
         assert served.call(lambda: outlet.stuck_ms) == STEP_MS
+
+
+def test_a_large_answer_that_is_taken_too_slowly_is_given_up(
+    strict: Served, passing: Passing, protocol: str
+) -> None:
+    with asked(strict, protocol, b"/big") as sock:
+        link = Link(strict, passing)
+        settled(link)
+        link.tick()
+        link.take(sock)
+        link.tick()
+        assert link.there
+        link.take(sock)
+        link.tick()
+        strict.wait(lambda: not link.there)
+        text = strict.app.metrics.registry.text()
+        assert 'headrace_http_rejected_total{reason="write_rate"} 1' in text
+
+
+@pytest.mark.parametrize("path", [b"/stream", b"/tunnel"])
+def test_a_stream_that_is_taken_too_slowly_is_stuck(
+    strict: Served, passing: Passing, handlers: Handlers, protocol: str, path: bytes
+) -> None:
+    with asked(strict, protocol, path) as sock:
+        strict.wait(lambda: len(handlers.outlets) == 1)
+        outlet = handlers.outlets[0]
+        strict.call(lambda: outlet.write(b"x" * BIG))
+        link = Link(strict, passing)
+        settled(link)
+        begun = strict.call(lambda: outlet.stuck_ms)
+        for step in range(1, 3):
+            link.take(sock)
+            passing.now_ms += STEP_MS
+            assert strict.call(lambda: outlet.stuck_ms) == begun + step * STEP_MS

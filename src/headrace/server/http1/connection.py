@@ -1,8 +1,8 @@
-"""HTTP/1.1 on one connection: what asyncio tells of it, and when it has to be closed.
+"""HTTP/1.1 on one connection: what asyncio tells of it, and how it is closed.
 
-`reader.py` parses requests, `pipeline.py` hands them over and answers them in order, and
-`states.py` says what may follow what.  This file owns which protocol a connection speaks, what
-takes too long, and how it ends.  It knows no route: `app.py` does.
+`reader.py` parses requests, `pipeline.py` hands them over and answers them in order, `timeouts.py`
+says what takes too long, and `states.py` what may follow what.  This file owns which protocol a
+connection speaks, and how it ends.  It knows no route: `app.py` does.
 
 The hot path is one read, one handler call and one write a request; times are looked at once a
 second for all connections, not by a timer for each.
@@ -11,19 +11,17 @@ second for all connections, not by a timer for each.
 from __future__ import annotations
 
 import asyncio
-import select
 from collections import deque
 from typing import cast
 
 import httptools
 
 from headrace.core.error_frames import without_frames
-from headrace.core.errors import HeadraceError, OutOfResources, RequestTimeout
-from headrace.server.acknowledged import acknowledged_bytes
+from headrace.core.errors import HeadraceError, OutOfResources
 from headrace.server.app import App, RequestTarget
 from headrace.server.http1.answer import Http1Exchange
 from headrace.server.http1.heads import KnownHeads
-from headrace.server.http1.pipeline import LEFTOVER_BYTES_MAX, Pipeline
+from headrace.server.http1.pipeline import LEFTOVER_BYTES_MAX
 from headrace.server.http1.states import (
     ANSWERING_LOST,
     BODY,
@@ -47,9 +45,9 @@ from headrace.server.http1.states import (
     UPGRADED,
     UPGRADING,
 )
+from headrace.server.http1.timeouts import TimedPipeline
 from headrace.server.http2.connection import PREFACE, Http2Connection
 from headrace.server.lingering import Discarder, linger
-from headrace.server.refusals import body_late
 
 # What a transport may have unsent without being paused.  An answer is handed to the kernel when it
 # is written; what a client leaves untaken of answers up to here is not counted.
@@ -67,7 +65,7 @@ def _path_in(url: bytes) -> str:
     return url.partition(b"?")[0].decode("latin-1") if url[:1] == b"/" else ""
 
 
-class Http1Connection(Pipeline):
+class Http1Connection(TimedPipeline):
     """One connection, until it turns out to be HTTP/2."""
 
     __slots__ = (
@@ -76,9 +74,6 @@ class Http1Connection(Pipeline):
         "_discarder",
         "_half_open",
         "_now_ns",
-        "_reads",
-        "_seen",
-        "_seen_ms",
         "_unsent",
     )
 
@@ -88,10 +83,6 @@ class Http1Connection(Pipeline):
         self._unsent = 0  # bytes of answers, counted when the client stopped taking them
         self._begun = b""  # first bytes, until they tell which protocol it is
         self._discarder = Discarder()
-        # Time-outs: reads so far, and what the last ticks saw.
-        self._reads = 0
-        self._seen: tuple[int, str, int, int] = (0, "", 0, 0)
-        self._seen_ms = 0
         self._now_ns = app.clock.monotonic_ns
 
     # asyncio's side
@@ -111,7 +102,6 @@ class Http1Connection(Pipeline):
             self.close()
             return
         app.connections.add(self)
-        self._seen_ms = app.now_ms()
         tls = transport.get_extra_info("ssl_object")
         if tls is None:
             # A larger answer that the kernel does not take at once pauses: it stays in memory
@@ -269,7 +259,7 @@ class Http1Connection(Pipeline):
         if self.outlet is not None:
             self.outlet.exchange.piece_arrived(data)
 
-    # Refusals, time-outs, drain
+    # Refusals, drain
 
     def _refuse(self, error: HeadraceError) -> None:
         """Answer what cannot be parsed any further, and close."""
@@ -279,7 +269,7 @@ class Http1Connection(Pipeline):
         self._give_budget()
         self._body = []
         exchange = self._exchange
-        if exchange is None or exchange not in self.queue:
+        if exchange is None or (exchange not in self.queue and not exchange.answered):
             # The path, where it is known, decides whose form the refusal has.
             path = _path_in(self._url) if exchange is None else exchange.path
             exchange = self._new_exchange(RequestTarget("", path, ""), {})
@@ -317,60 +307,6 @@ class Http1Connection(Pipeline):
         if self.transport is not None:
             self.answering = CLOSE[self.answering]
             self.transport.abort()
-
-    @property
-    def pending_bytes(self) -> int:
-        return self.transport.get_write_buffer_size() if self.transport is not None else 0
-
-    def tick(self, now_ms: int) -> None:
-        """Close or refuse what takes too long; a change since the last tick is progress."""
-        if self._waiting_bodies and self._was_reset():
-            self.abort()
-            return
-        outlet = self.outlet
-        pending = self.pending_bytes or int(outlet is not None and outlet.waits_for_room)
-        taken = acknowledged_bytes(self.transport) if pending else 0
-        awaits = self.reading.awaits
-        seen = (self._reads if awaits != "head" else -1, awaits, pending, taken)
-        if seen != self._seen:
-            self._seen, self._seen_ms = seen, now_ms
-            return
-        age_ms = now_ms - self._seen_ms
-        settings, transport = self.app.settings, self.transport
-        if transport is None:
-            return
-        if pending:
-            sized = outlet is None or outlet.sized
-            if sized and age_ms > settings.write_timeout_ms:
-                self.app.metrics.rejected("write_timeout")
-                transport.abort()
-        elif self._paused:
-            self._seen_ms = now_ms  # the client waits for us
-        elif awaits == "head":
-            if age_ms > settings.header_timeout_ms:
-                late = RequestTimeout("the headers did not arrive in time", fix="send them faster")
-                self._time_out(late, "header_timeout")
-        elif awaits == "body":
-            exchange = self._exchange
-            if exchange is not None and exchange.outlet is not None:
-                self._seen_ms = now_ms  # a session: its client sends when it has something
-            elif age_ms > settings.body_timeout_ms and self.writable:
-                self._time_out(body_late(), "body_timeout")
-        elif not self.queue and age_ms > settings.idle_timeout_ms:
-            self.close()
-
-    def _was_reset(self) -> bool:
-        """Whether the client has reset a connection that is not read, so that no read tells."""
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return False
-        poll = select.poll()
-        poll.register(transport.get_extra_info("socket").fileno(), 0)  # errors are always reported
-        return bool(poll.poll(0))
-
-    def _time_out(self, error: RequestTimeout, reason: str) -> None:
-        self.app.metrics.rejected(reason)
-        self._refuse(error)
 
     def drain(self) -> None:
         """Close when what is in progress has been answered."""

@@ -47,7 +47,7 @@ class Http1Outlet(TransportOutlet):
         chunked: bool,
         sized: bool,
     ) -> None:
-        super().__init__()
+        super().__init__(connection.app.settings)
         self.exchange = exchange
         self.sized = sized  # its length is known, so a client that takes nothing is timed out
         self._connection = connection
@@ -102,11 +102,11 @@ class Http1Outlet(TransportOutlet):
 
     @property
     def stuck_ms(self) -> int:
-        if self._stuck_since_ms < 0:
+        if self._taking is None:
             return 0
         connection = self._connection
         now_ms = connection.app.now_ms()
-        return now_ms - self._stuck_since((acknowledged_bytes(connection.transport), 0), now_ms)
+        return now_ms - self._stuck_since(0, acknowledged_bytes(connection.transport), now_ms)
 
     def write(self, data: bytes) -> None:
         if self._closed or not data or self.exchange.method == "HEAD":
@@ -181,12 +181,12 @@ class Http1Outlet(TransportOutlet):
     def no_room(self) -> None:
         """Note since when the client takes nothing."""
         connection = self._connection
-        moved = (acknowledged_bytes(connection.transport), 0)
-        self._stuck_since(moved, connection.app.now_ms())
+        taken = acknowledged_bytes(connection.transport)
+        self._stuck_since(0, taken, connection.app.now_ms())
 
     def has_room(self) -> None:
         """Tell the handler that the client has taken what was written."""
-        self._stuck_since_ms = -1
+        self._taking = None
         try:
             if self.on_room is not None and not self._closed:
                 self.on_room()

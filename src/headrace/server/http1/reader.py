@@ -1,7 +1,8 @@
 """How a request of an HTTP/1.1 connection is read: parsed, bounded, and taken as a whole.
 
-`httptools` parses; this file owns what a parser does not know: how large a head and a body may be,
-which headers may come once only, and that a request that cannot be read any further is refused.
+`httptools` parses; this file owns what a parser does not know: how large a head may be (`bodies.py`
+says it of a body), which headers may come once only, and that a request that cannot be read any
+further is refused.
 A request whose head was seen before is not parsed (`known_requests.py`), and neither is most of a
 long body whose length is known: the parser would copy it.
 It answers nothing: `connection.py` does.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Final, NoReturn
+from typing import Final
 
 import httptools
 
@@ -20,8 +21,10 @@ from headrace.core.error_frames import without_frames
 from headrace.core.errors import HeadraceError, Internal, InvalidRequest, OutOfResources
 from headrace.server.app import App, RequestTarget
 from headrace.server.http1.answer import Http1Exchange
+from headrace.server.http1.bodies import BodyReader
 from headrace.server.http1.heads import ATTEMPTS_MAX, HeadLayout, KnownHeads
 from headrace.server.http1.states import (
+    HEAD,
     HEAD_COMPLETE,
     IDLE,
     MESSAGE_BEGUN,
@@ -29,8 +32,12 @@ from headrace.server.http1.states import (
     NEW,
     State,
 )
-from headrace.server.refusals import bad_expectation, body_too_large, headers_too_large, no_memory
-from headrace.server.transport_exchange import FREE_BODY_BYTES
+from headrace.server.refusals import (
+    bad_expectation,
+    body_too_large,
+    headers_too_large,
+    too_much_overhead,
+)
 from headrace.wire.exchange import Repeated
 from headrace.wire.routes import takes_stream
 
@@ -43,26 +50,14 @@ _SINGLE_HEADERS: Final = frozenset(
 )
 
 
-class Refused(Exception):
-    """Stops the parser; what is wrong is in the connection."""
-
-
-class RequestReader(asyncio.Protocol):
+class RequestReader(BodyReader):
     """The reading half of a connection."""
 
     __slots__ = (
         "_at_start",
         "_attempts",
-        "_body",
-        "_body_bytes",
-        "_body_bytes_max",
         "_body_follows",
-        "_body_length",
-        "_body_missing",
-        "_budgeted",
-        "_chunk_bytes",
-        "_exchange",
-        "_head_bytes",
+        "_cut_heads",
         "_header_bytes_max",
         "_headers",
         "_heads",
@@ -71,39 +66,28 @@ class RequestReader(asyncio.Protocol):
         "_muted",
         "_nothing_follows",
         "_parser",
-        "_refusal",
+        "_reads",
         "_unread",
         "_url",
-        "app",
         "queue",
         "reading",
         "transport",
     )
 
     def __init__(self, app: App, heads: KnownHeads) -> None:
-        settings = app.settings
-        self.app = app
+        super().__init__(app)
         self.transport: asyncio.Transport | None = None
         self.queue: deque[Http1Exchange] = deque()  # read and not answered, in order
         self._parser: httptools.HttpRequestParser
         self.reading: State = NEW
         self._headers: dict[bytes, bytes] = {}
         self._url = b""
-        # Of the head that is arriving; later, what came since the last byte of the body.
-        self._head_bytes = 0
-        self._chunk_bytes = 0  # size of the read that is being parsed
+        self._cut_heads = 0  # heads that did not come in one read; tells one from the next
+        self._reads = 0  # that brought more than blank lines
         self._at_start = True  # nothing of that read came before
-        self._exchange: Http1Exchange | None = None  # whose body is arriving
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._body_length = 0  # as the head says; 0: only the parser knows where the body ends
-        self._body_missing = 0  # bytes of it that come next and are not parsed
-        self._budgeted = 0
-        self._refusal: HeadraceError | None = None
         self._body_follows = False  # behind a head that asks for another protocol
         self._muted = False  # the parser reads a head of our own
-        self._body_bytes_max = settings.body_bytes_max
-        self._header_bytes_max = settings.header_bytes_max
+        self._header_bytes_max = app.settings.header_bytes_max
         self._modern: bool | None = None  # HTTP/1.1, not 1.0, by the last request that was asked
         self._heads = heads
         self._layout: HeadLayout | None = None  # of the header lines of the last request
@@ -153,7 +137,7 @@ class RequestReader(asyncio.Protocol):
         if missing or self.reading is not IDLE:
             return b""
         self._parser = httptools.HttpRequestParser(self)  # the last one still waits for the body
-        return rest
+        return rest.lstrip(b"\r\n")  # blank lines in the read of a body are no read of their own
 
     def _parse(self, data: bytes) -> bytes:
         """Parse up to a request that asks for another protocol; return what is left to parse."""
@@ -172,14 +156,27 @@ class RequestReader(asyncio.Protocol):
             self._refuse(self._refusal_of(error))
             return b""
         if self.reading is not IDLE:
-            self._head_bytes += len(data)
-            missing = self._body_length - self._body_bytes
-            if self._head_bytes > self._header_bytes_max:
-                self._refuse(headers_too_large(self._header_bytes_max))
-            # Behind the last request there may be nothing, and only the parser says so.
-            elif missing >= UNPARSED_BYTES_MIN and self._parser.should_keep_alive():
-                self._body_missing = missing
+            self._cut_off_at(len(data))
+        elif data.isspace():
+            self._reads -= 1  # a connection on which only blank lines come rests
         return b""
+
+    def _cut_off_at(self, size: int) -> None:
+        """Count a read of this size that has ended inside of a request."""
+        self._head_bytes += size
+        self._wire_bytes += size
+        missing = self._body_length - self._body_bytes
+        if self._head_bytes > self._header_bytes_max:
+            self._refuse(headers_too_large(self._header_bytes_max))
+        elif self.reading is HEAD:
+            if self._head_bytes <= size:  # it began in this read
+                self._cut_heads += 1
+        elif self._has_too_much_around:
+            self.app.metrics.rejected("chunk_overhead")
+            self._refuse(too_much_overhead(self._overhead_bytes_max))
+        # Behind the last request there may be nothing, and only the parser says so.
+        elif missing >= UNPARSED_BYTES_MIN and self._parser.should_keep_alive():
+            self._body_missing = missing
 
     def _refusal_of(self, error: httptools.HttpParserError) -> HeadraceError:
         """The error that tells why the parser stopped."""
@@ -259,7 +256,7 @@ class RequestReader(asyncio.Protocol):
         target = self.app.target_of(parser.get_method(), self._target())
         exchange = self._new_exchange(target, headers)
         self._headers = {}  # for trailers, which are dropped
-        self._head_bytes = -self._chunk_bytes
+        self._head_bytes = self._wire_bytes = -self._chunk_bytes
         if not self._modern:
             exchange.modern = False
         self._exchange = exchange
@@ -327,34 +324,6 @@ class RequestReader(asyncio.Protocol):
         if self.queue[0] is exchange:
             exchange.send_continue()
 
-    def on_body(self, body: bytes) -> None:
-        exchange = self._exchange
-        assert exchange is not None
-        self._head_bytes = -self._chunk_bytes
-        if exchange.streamed:
-            exchange.piece_arrived(body)
-            return
-        self._body.append(body)
-        self._body_bytes += len(body)
-        if self._body_bytes > FREE_BODY_BYTES:
-            self._check_body(len(body))
-
-    def _check_body(self, more: int) -> None:
-        if self._body_bytes > self._body_bytes_max:
-            self._stop(body_too_large(self._body_bytes_max))
-        if not self._budgeted and self._exchange is not None:
-            self._check_sender(self._exchange)
-        if not self.app.budget.take(more):
-            self.app.metrics.rejected("request_memory")
-            self._stop(no_memory(self.app.budget.limit))
-        self._budgeted += more
-
-    def _check_sender(self, exchange: Http1Exchange) -> None:
-        try:
-            self.app.check_sender(exchange)
-        except HeadraceError as error:
-            self._stop(error)
-
     def on_message_complete(self) -> None:
         if self._body_follows:
             return  # the parser expects none: `_read_on` does
@@ -388,13 +357,3 @@ class RequestReader(asyncio.Protocol):
         """Remember how a request began that was answered well."""
         self._attempts += 1
         self._heads.learn(exchange.head, exchange)
-
-    def _stop(self, error: HeadraceError) -> NoReturn:
-        """End the parse of this connection with an error."""
-        self._refusal = error
-        raise Refused
-
-    def _give_budget(self) -> None:
-        if self._budgeted:
-            self.app.budget.give(self._budgeted)
-            self._budgeted = 0

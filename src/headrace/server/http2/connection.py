@@ -20,6 +20,7 @@ from h2.exceptions import ProtocolError
 
 from headrace.core.error_frames import without_frames
 from headrace.core.errors import OutOfResources
+from headrace.server.acknowledged import acknowledged_bytes
 from headrace.server.http2.connection_state import PREFACE, Http2State
 from headrace.server.http2.limits import (
     RESPONSE_SHARE,
@@ -260,7 +261,7 @@ class Http2Connection(asyncio.Protocol):
         if exchange.received:
             self.forget(exchange)
         elif exchange.upgrade_to and exchange.outlet is not None:
-            exchange.moved_ms = self.now_ms  # the other side ends it, or the tick does
+            exchange.ended_ms = self.now_ms  # the other side ends it, or the tick does
         else:
             # The rest of the request is of no use any more (RFC 9113 §8.1).
             self._state.reset_stream(exchange.stream_id, ErrorCodes.NO_ERROR)
@@ -352,6 +353,24 @@ class Http2Connection(asyncio.Protocol):
         """Bytes of answers that the client has not taken."""
         buffered = self.transport.get_write_buffer_size() if self.transport is not None else 0
         return buffered + self.sender.pending_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """How many bytes the client has taken, as far as the kernel tells, or has taken itself."""
+        transport = self.transport
+        if transport is None:
+            return 0
+        buffered = transport.get_write_buffer_size()
+        return acknowledged_bytes(transport) or self.written - buffered
+
+    def arriving_data(self) -> tuple[int, int]:
+        """The stream of a frame of data that is not whole, and how much of it has arrived."""
+        return self._receiver.arriving_data()
+
+    @property
+    def may_receive(self) -> bool:
+        """Whether the client may send data: this side has not let its window be used up."""
+        return self._state.inbound_window > 0
 
     def tick(self, now_ms: int) -> None:
         """Once a second: close or refuse what takes too long."""

@@ -223,6 +223,11 @@ class Http2State(H2Connection):
         if of_stream and stream is not None and stream.open:
             self._prepare_for_sending(stream.acknowledge_received_data(of_stream))
 
+    @property
+    def inbound_window(self) -> int:
+        """Bytes of data that the client may send on the connection now."""
+        return int(self._inbound_flow_control_window_manager.current_window_size)
+
     def forget(self, stream_id: int) -> None:
         """Remember of a stream only how it was closed."""
         stream = self.streams.pop(stream_id, None)

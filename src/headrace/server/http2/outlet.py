@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.server.acknowledged import acknowledged_bytes
 from headrace.server.transport_outlet import TransportOutlet
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ class Http2Outlet(TransportOutlet):
     writes_later = True
 
     def __init__(self, exchange: Http2Exchange, connection: Http2Connection) -> None:
-        super().__init__()
+        super().__init__(connection.app.settings)
         self._exchange = exchange
         self._connection = connection
         self._full = False  # until half of what was pending has been sent
@@ -39,11 +38,11 @@ class Http2Outlet(TransportOutlet):
         elif pending <= connection.sender.stream_pending_bytes // 2:
             self._full = False
         if self._full or connection.sender.full:
-            if self._stuck_since_ms < 0:
-                self._stuck_since(self._taken, connection.app.now_ms())
+            if self._taking is None:
+                self._stuck_since(*self._taken, connection.app.now_ms())
             connection.sender.waiting[self] = None
             return False
-        self._stuck_since_ms = -1
+        self._taking = None
         return True
 
     @property
@@ -51,25 +50,25 @@ class Http2Outlet(TransportOutlet):
         if self.room or self._closed:
             return 0
         now_ms = self._connection.app.now_ms()
-        return now_ms - self._stuck_since(self._taken, now_ms)
+        return now_ms - self._stuck_since(*self._taken, now_ms)
 
     @property
-    def _taken(self) -> tuple[int, int]:
-        """What changes when the client takes something, of this stream or of those before it.
+    def _taken(self) -> tuple[bool, int]:
+        """How many bytes the client has taken, of this stream or of all, and which of the two.
 
         What others get does not count while this stream waits for a window of its own.
         """
-        connection, pending = self._connection, self._exchange.pending_bytes
+        connection = self._connection
         if connection.sender.writable:
-            return 0, pending
-        return acknowledged_bytes(connection.transport), pending
+            return True, self._exchange.sent_bytes
+        return False, connection.taken_bytes
 
     def write(self, data: bytes) -> None:
         if self._closed or not data:
             return
         exchange, connection = self._exchange, self._connection
         if exchange.sized and not exchange.pending:
-            exchange.moved_ms = connection.now_ms  # until now the server was the slow one
+            exchange.pace = None  # until now the server was the slow one
         connection.sender.send(exchange, data)
         if exchange.pending_bytes >= connection.sender.stream_pending_bytes:
             self._full = True

@@ -75,6 +75,14 @@ class Receiver:
         """Forget what has arrived: the connection ends."""
         self._inbox = b""
 
+    def arriving_data(self) -> tuple[int, int]:
+        """The stream of a frame of data that is not whole, and how much of it has arrived."""
+        inbox = self._inbox
+        if len(inbox) < FRAME_HEAD_BYTES or self._counter.in_block:
+            return 0, 0
+        _, _, kind, _, stream_id = frame_head_at(inbox, 0)
+        return (stream_id, len(inbox) - FRAME_HEAD_BYTES) if kind == DATA else (0, 0)
+
     def let_go(self) -> None:
         """Forget the connection: it is gone, and the two knew each other."""
         self._inbox = b""
@@ -255,7 +263,6 @@ class Receiver:
         if exchange is None or exchange.gone or (exchange.answered and not exchange.streamed):
             state.acknowledge_received_data(cost, event.stream_id)
             return
-        exchange.moved_ms = self._connection.now_ms
         exchange.arrived_bytes += len(data)
         expected = exchange.expected_bytes
         if expected is not None and exchange.arrived_bytes > expected:

@@ -63,7 +63,6 @@ class Sender:
             connection.ask_flush()
             return
         state.send_head(exchange.stream_id, block, end=not body)
-        exchange.moved_ms = connection.now_ms
         if not body:
             connection.sent_all(exchange)
         elif self.pending_bytes and self.pending_bytes + len(body) > self._response_bytes_max:
@@ -91,7 +90,6 @@ class Sender:
         if exchange.gone:
             return
         exchange.finishing = True
-        exchange.moved_ms = self._connection.now_ms
         if not exchange.pending:
             self._state.send_piece(exchange.stream_id, b"", end=True)
             self._connection.sent_all(exchange)
@@ -160,7 +158,7 @@ class Sender:
                 parts.append(pending.popleft())
             piece = b"".join(parts)
         self._count(exchange, -len(piece))
-        exchange.moved_ms = self._connection.now_ms
+        exchange.sent_bytes += len(piece)
         end = exchange.finishing and not pending
         self._state.send_piece(exchange.stream_id, piece, end=end)
         if end:
@@ -168,12 +166,12 @@ class Sender:
         else:
             self.queue(exchange)
 
-    def note_progress(self, now_ms: int) -> None:
+    def note_progress(self) -> None:
         """Note that the client takes bytes: streams that only wait for the socket are not stuck."""
         if not self.writable:
             for exchange in self._ready:
                 if not exchange.gone and self._state.sendable(exchange.stream_id) > 0:
-                    exchange.moved_ms = now_ms
+                    exchange.pace = None
 
     def wake(self, until_ns: int) -> bool:
         """Tell handlers that there is room again; return whether some have not been told."""

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from headrace.core.errors import HeadraceError
+from headrace.core.pace import Pace
 from headrace.server.http2.headers import Head
 from headrace.server.http2.outlet import Http2Outlet
 from headrace.server.http2.response_heads import encode_head, encode_whole
@@ -43,6 +44,9 @@ class Http2Exchange(TransportExchange):
     outlet: Http2Outlet | None = None
     pending: deque[bytes | memoryview] | None = None  # of the answer, not framed yet
     pending_bytes = 0
+    sent_bytes = 0  # of the answer, framed so far, if it did not go out whole
+    pace: Pace | None = None  # of the body or the answer, since the tick that first waited for it
+    ended_ms = 0  # when this side ended a tunnel
     sized = False  # the answer's length is known, although it is not there as a whole
     finishing = False  # the stream ends after what is pending
     queued = False  # waits for its turn to send
@@ -67,7 +71,6 @@ class Http2Exchange(TransportExchange):
         self.expected_bytes = None if head.upgrade else head.length
         self.started_ns = started_ns
         self.arrived = deque()
-        self.moved_ms = connection.now_ms  # when something last came or went
 
     @property
     def upgrade(self) -> bytes:

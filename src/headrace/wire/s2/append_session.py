@@ -5,7 +5,8 @@ before them to be stored, and acknowledged in their order.  The first that is re
 session: those behind it are dropped, those before it are acknowledged first, and then a terminal
 frame tells why.  The same goes for a frame that cannot be read, and for a server that stops.
 A client that does not take its acks, or that sends more than may be held (`sessions.py`), is not
-read from meanwhile.  A session without inputs lasts, but a frame that has begun has to go on.
+read from meanwhile, and one that takes too few of them for long is closed.  A session without
+inputs lasts, but a frame that has begun has to go on, at the slowest rate of a body.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from headrace.core.errors import HeadraceError, RequestTimeout
+from headrace.core.pace import Pace
 from headrace.engine.appending.pending_append import PendingAppend
 from headrace.wire.exchange import Exchange, Key, Outlet
 from headrace.wire.failures import told
+from headrace.wire.live_stream import too_slow
 from headrace.wire.s2.append import (
     ack_for,
     allow_append,
@@ -83,10 +86,10 @@ class AppendSessions:
         self.data.open(exchange, "append", target, begin)
 
     def tick(self, now_ms: int) -> None:
-        """Once a second: end sessions that leave a frame unfinished."""
-        allowed_ms = self.data.context.settings.body_timeout_ms
+        """Once a second: end sessions that leave a frame unfinished, or do not take their acks."""
         for session in list(self.open_now):
-            session.check_frame(now_ms, allowed_ms)
+            session.check_frame(now_ms)
+            session.check_acks()
 
     def append(self, pending: PendingAppend) -> bool:
         """Put an input to the engine; return whether it was taken, and not refused."""
@@ -103,8 +106,8 @@ class AppendSession:
     """One open session."""
 
     __slots__ = (
-        "_cipher", "_closed", "_decoder", "_end", "_ended", "_exchange", "_held", "_in_flight",
-        "_opened", "_outlet", "_partial", "_paused", "_payloads", "_sessions", "_silent_ms",
+        "_arriving", "_cipher", "_closed", "_decoder", "_end", "_ended", "_exchange", "_held",
+        "_in_flight", "_opened", "_outlet", "_partial", "_paused", "_payloads", "_sessions",
         "_target", "key",
     )  # fmt: skip
     kind = "session"  # in metrics
@@ -130,7 +133,7 @@ class AppendSession:
         self._in_flight: deque[PendingAppend] = deque()  # not acknowledged, in order
         self._held = 0  # metered bytes of these
         self._partial = 0  # bytes of a frame that is not complete, as they are counted
-        self._silent_ms: int | None = None  # the first tick since the last piece
+        self._arriving = Pace()  # of that frame, as ticks see it
         self._paused = False
         self._ended = False  # no input is taken any more
         self._end: HeadraceError | None = None  # why, once the inputs before that are acknowledged
@@ -148,7 +151,6 @@ class AppendSession:
         if self._ended:
             return
         if piece:
-            self._silent_ms = None
             self._payloads = self._decoder.take(piece)
             self._go_on()
             return
@@ -203,16 +205,29 @@ class AppendSession:
             own = decode_own(topic.stream.own)  # it may have been configured anew
         return pending_append(sessions.data, opened.topic, own, given, self._cipher)
 
-    def check_frame(self, now_ms: int, allowed_ms: int) -> None:
-        """End the session if a frame has begun of which nothing came for longer than allowed."""
+    def check_frame(self, now_ms: int) -> None:
+        """End the session if a frame has begun and does not go on, or goes on too slowly."""
         if not self._partial or self._paused:
-            self._silent_ms = None  # nothing is awaited, or the server does not take it
-        elif self._silent_ms is None:
-            self._silent_ms = now_ms
-        elif now_ms - self._silent_ms > allowed_ms:
+            self._arriving.rest()  # nothing is awaited, or the server does not take it
+            return
+        data, decoder = self._sessions.data, self._decoder
+        allowed_ms = data.context.settings.body_timeout_ms
+        per_second_min = data.context.settings.body_bytes_per_second_min
+        late = self._arriving.look(
+            decoder.frames, decoder.buffered, now_ms, allowed_ms, per_second_min
+        )
+        if late:
+            data.metrics.rejected(f"frame_{late}")
             self._finish(
                 RequestTimeout("the rest of a frame did not arrive in time", fix="send it faster")
             )
+
+    def check_acks(self) -> None:
+        """End the session if its client has taken too few of its acks for too long."""
+        timeout_ms = self._sessions.open_streams.slow_timeout_ms
+        if not self._ended and not self._outlet.room and self._outlet.stuck_ms >= timeout_ms:
+            self._sessions.data.metrics.watch_dropped("slow_consumer")
+            self._finish(too_slow(timeout_ms))
 
     # Room
 

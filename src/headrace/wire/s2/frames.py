@@ -53,11 +53,12 @@ class FrameDecoder:
     ([], [b'one', b'two'], 0)
     """
 
-    __slots__ = ("_pieces", "_wanted", "buffered", "error")
+    __slots__ = ("_pieces", "_wanted", "buffered", "error", "frames")
 
     def __init__(self) -> None:
         self.error: S2Refusal | None = None  # why nothing is taken any more
         self.buffered = 0  # bytes of a frame that is not complete
+        self.frames = 0  # that were complete
         self._pieces: list[bytes] = []
         self._wanted = LENGTH_BYTES  # how many bytes it takes to go on
 
@@ -87,6 +88,7 @@ class FrameDecoder:
                     break
                 first = at + LENGTH_BYTES
                 at = first + length
+                self.frames += 1
                 yield _payload(held[first], held[first + 1 : at])
             else:
                 self._wanted = LENGTH_BYTES

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from h2.errors import ErrorCodes
 
@@ -94,12 +96,27 @@ def test_without_memory_the_connection_waits(handlers: UploadHandlers) -> None:
         assert client.h2.outbound_flow_control_window < len(PIECE)
         assert kept(served, handlers) <= CONNECTION_WINDOW_BYTES + 2 * MIB + len(PIECE)
         assert served.call(lambda: served.app.budget.used) <= 2 * MIB
+        # Whatever else the client wants to send has to wait for us, and is not late.
+        client.sock.settimeout(0.3)
+        while client.h2.outbound_flow_control_window:
+            with suppress(TimeoutError):
+                client.send(streams[-1], b"x" * client.h2.outbound_flow_control_window)
+        client.sock.settimeout(20)
+        other = client.start(b"POST", b"/echo", end=False)
+        (found,) = served.app.connections
+        connection: Any = found
+        served.wait(lambda: other in connection.streams)
+        late_ms = 2 * settings.body_timeout_ms
+        for ms in (0, late_ms, 2 * late_ms):
+            served.call(lambda ms=ms: connection.tick(served.app.now_ms() + ms))
+        assert not served.call(lambda: connection.streams[other].answered)
         for upload in handlers.uploads:
             served.call(upload.resume)
         client.until(lambda: client.h2.outbound_flow_control_window >= 2 * MIB)
-        for stream_id in streams:
+        for stream_id in (*streams, other):
             client.send(stream_id, b"", end=True)
             client.finish(stream_id)
+        assert client.streams[other].status == 200
         assert all(upload.ended for upload in handlers.uploads)
         served.wait(lambda: served.app.budget.used == 0)
 

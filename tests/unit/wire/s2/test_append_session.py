@@ -289,19 +289,50 @@ def test_a_frame_that_does_not_go_on_ends_the_session(session: Session) -> None:
     dialect.tick(1_000)
     dialect.tick(1_000_000)
     assert not session.outlet.closed
-    sent = frame(given(b"a"))
-    session.send(sent, sent[:3])
+    least = allowed_ms * session.server.engine.settings.body_bytes_per_second_min // 1_000
+    sent = frame(given(b"a" * 4 * least))
+    session.send(frame(given(b"a")), sent[:3])
     dialect.tick(1_001_000)
     dialect.tick(1_001_000 + allowed_ms)
-    session.send(sent[3:5])  # a piece of it came
+    session.send(sent[3 : 3 + least])  # as much of it came as has to
     dialect.tick(1_002_000 + allowed_ms)
     dialect.tick(1_002_000 + 2 * allowed_ms)
     assert ends_of(session) == [1]
+    for at in range(least - 1):  # too little
+        if at % (least // 4) == 0:
+            session.send(sent[3 + least + at : 4 + least + at])
     dialect.tick(1_003_000 + 2 * allowed_ms)
     (last,) = session.frames()
     status, body = last.error
     assert (status, body["code"]) == (408, "request_timeout")
     assert session.outlet.closed
+
+
+def test_frames_that_are_cut_at_every_look_are_not_one_that_does_not_end(session: Session) -> None:
+    """A client may send small inputs one after the other, each look in the middle of one."""
+    dialect, sent = session.server.dialect, frame(given(b"a"))
+    session.send(sent[:5])
+    for second in range(100):
+        dialect.tick(1_000 * second)
+        session.send(sent[5:] + sent[:5])
+        assert ends_of(session) == [second + 1]
+    assert not session.outlet.closed
+
+
+def test_acks_that_are_not_taken_end_the_session(session: Session) -> None:
+    dialect, server = session.server.dialect, session.server
+    sent = frame(given(b"a"))
+    session.send(sent)
+    session.outlet.fill()
+    server.wait(server.engine.settings.slow_consumer_timeout_ms - 1_000)
+    dialect.tick(server.engine.runtime.clock.monotonic_ns() // 1_000_000)
+    assert not session.outlet.closed
+    server.wait(1_000)
+    dialect.tick(server.engine.runtime.clock.monotonic_ns() // 1_000_000)
+    assert session.outlet.closed
+    ack, last = session.frames()
+    assert not ack.is_terminal and last.is_terminal
+    assert last.error[0] == 429
 
 
 def test_a_frame_that_the_server_does_not_take_is_not_late(
