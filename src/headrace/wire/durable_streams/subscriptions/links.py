@@ -49,7 +49,8 @@ class Links:
     """The subscriptions of one server by the streams that they are linked to.
 
     `has_news` is called with a subscription that has something new and no wake; `has_room` says
-    whether it may be linked to one stream more.
+    whether it may be linked to one stream more, and counts that; `count` hears of one that holds
+    fewer.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class Links:
         ends: EngineEnds,
         has_news: Callable[[ActiveSubscription], None],
         has_room: Callable[[ActiveSubscription, str], bool],
+        count: Callable[[ActiveSubscription], None],
     ) -> None:
         self.ends = ends
         self._engine = engine
         self._hub = hub
         self._has_news = has_news
         self._has_room = has_room
+        self._count = count
         self._by_path: dict[str, dict[ActiveSubscription, None]] = {}
         # By the first segment of their pattern; "" has those that begin with a wildcard.
         self._globs: dict[str, dict[ActiveSubscription, None]] = {}
@@ -170,6 +173,8 @@ class Links:
         link = state.links.get(path)
         if link is None:
             self.unlinked(active, path)
+            # No event says so: streams that come and go would else be counted for ever.
+            self._count(active)
         else:
             assert link.kinds == EXPLICIT
             link.acked = None

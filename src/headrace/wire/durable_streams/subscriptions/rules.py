@@ -228,6 +228,8 @@ def cursors_of(
             path, at = parse_path(stream), parse_offset(offset)
         except HeadraceError as error:
             return invalid_offset(str(error))
+        if path not in subscription.links:
+            path = path.strip("/")  # slashes at the ends that no stream has mean nothing here
         link = subscription.links.get(path)
         if link is None:
             return invalid_offset(f"{stream!r} is no stream of this subscription")
