@@ -27,6 +27,8 @@ log = logging.getLogger("headrace.subscriptions")
 
 # Names, or links, that are looked at before others get their turn of the loop.
 LOOKED_AT_MAX: Final = 1_000
+# The same for segments of names that a pattern is compared with: a name has up to 300.
+SEGMENTS_LOOKED_AT_MAX: Final = 10_000
 
 
 class EngineEnds:
@@ -114,13 +116,17 @@ class Links:
         found: list[str] = []
         if active.glob is None:
             return found
-        prefix, after = topic_of(active.glob.prefix), ""
+        prefix, after, looked_at = topic_of(active.glob.prefix), "", 0
         while True:
             names = list(islice(self._engine.topic_names(prefix, after), LOOKED_AT_MAX))
             for name in names:
                 path = path_below_root(name)
                 if active.matches(path) and self.ends.tail(path) is not None:
                     found.append(path)
+                looked_at += path.count("/") + 1
+                if looked_at >= SEGMENTS_LOOKED_AT_MAX:
+                    looked_at = 0
+                    yield turn_end(self._engine.runtime)
             if len(names) < LOOKED_AT_MAX:
                 return found
             after = names[-1]
