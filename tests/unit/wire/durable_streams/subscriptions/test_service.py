@@ -318,3 +318,22 @@ def test_an_answer_that_nests_deeply_takes_the_wake_and_no_more(
     assert second.json["generation"] == first.json["generation"] + 1
     server.answer(second, 200, b'{"done":true}')
     assert server.cursors("s") == {"a": tail}
+
+
+def test_a_stream_that_is_not_there_yet_is_acked_as_the_wake_has_it(
+    server: SubscribedServer,
+) -> None:
+    """Whoever acked each stream of a wake at its tail was refused, wake after wake."""
+    server.subscribe("p", streams=["a", "not/yet"], wake_stream="w")
+    tail = server.append("a")
+    claimed = server.claim("p").json
+    acks = [{"stream": s["path"], "offset": s["tail_offset"]} for s in claimed["streams"]]
+    assert [ack["stream"] for ack in acks] == ["a", "not/yet"]
+    assert server.report("p", "ack", claimed, acks=acks, done=True).json["next_wake"] is False
+    assert server.cursors("p") == {"a": tail, "not/yet": "-1"}
+    server.append("not/yet")
+    again = server.claim("p").json
+    pending = {stream["path"]: stream["has_pending"] for stream in again["streams"]}
+    assert pending == {"not/yet": True, "a": False}
+    beyond = [{"stream": "not/yet", "offset": tail}]
+    assert server.report("p", "ack", again, acks=beyond).code == "INVALID_OFFSET"
