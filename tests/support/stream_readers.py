@@ -82,11 +82,23 @@ class StreamServer:
             self.clock.advance(10)
             self.run()
 
-    def create(self, path: str, type: str = "text/plain", **config: object) -> None:
+    def create(
+        self, path: str, type: str = "text/plain", expires_ms: int | None = None, **config: object
+    ) -> None:
         """Create an empty stream."""
         kind = KIND_JSON if type == "application/json" else KIND_BYTES
         made = make_config({"durability": "fsync", **config})
-        spec = StreamSpec(dialect="ds", content_type=type, kind=kind, config=made)
+        spec = StreamSpec(
+            dialect="ds", content_type=type, kind=kind, expires_ms=expires_ms, config=made
+        )
+        self.engine.streams.create(f"ds:{path}", spec).result()
+
+    def fork(self, path: str, source: str) -> None:
+        """Create a fork of all that a stream holds."""
+        made = make_config({"durability": "fsync"})
+        spec = StreamSpec(
+            dialect="ds", content_type=None, kind=None, source=f"ds:{source}", config=made
+        )
         self.engine.streams.create(f"ds:{path}", spec).result()
 
     def append(self, path: str, *values: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -67,6 +68,28 @@ def test_what_a_stream_forgets_is_for_those_who_configure(speak: Speaker, topic:
     assert ask(speak, "writer", "PUT", topic, None, **retention) == 403
     assert ask(speak, "all", "PUT", topic, None, **retention) == 201
     assert ask(speak, "writer", "PUT", topic, None, **retention) == 200
+
+
+def test_a_stream_that_has_expired_is_configured_by_nobody_else(speak: Speaker, topic: str) -> None:
+    """Its name is taken until it is removed, a moment later."""
+    retention = {"stream-retention-age": "60"}
+    assert ask(speak, "writer", "PUT", topic, None, **{"stream-ttl": "0"}) == 201
+    assert ask(speak, "writer", "PUT", topic, None, **retention) == 403
+    assert ask(speak, "all", "PUT", topic, None, **retention) == 201
+    other = {"stream-retention-age": "61"}
+    assert ask(speak, "writer", "PUT", topic, None, **other) == 403
+
+
+def test_a_key_learns_no_link_that_it_may_not_use(speak: Speaker, topic: str) -> None:
+    """The same subscription asked for again showed what others had linked to it."""
+    path, streams = f"__ds/subscriptions/{topic}", {"streams": [f"secret/{topic}"]}
+    asked = {"type": "pull-wake", "pattern": "mine/*", "wake_stream": "mine/wake"}
+    body, more = json.dumps(asked).encode(), json.dumps(streams).encode()
+    assert ask(speak, "mine", "PUT", path, body) == 201
+    assert ask(speak, "mine", "PUT", path, body) == ask(speak, "mine", "GET", path) == 200
+    assert ask(speak, "all", "POST", f"{path}/streams", more) == 204
+    for key, status in (("mine", 403), ("all", 200)):
+        assert ask(speak, key, "PUT", path, body) == ask(speak, key, "GET", path) == status
 
 
 @pytest.mark.parametrize("origin", [PAGE, "https://other.example"])

@@ -31,6 +31,7 @@ from headrace.engine.topics.lifecycle import Lifecycle, Put
 from headrace.engine.topics.topic import Topic
 from headrace.storage.block import KIND_BYTES, KIND_JSON, Batch, Block
 from headrace.storage.block_encoding import BlockPlace
+from headrace.storage.rows import Record
 
 
 class _Origin(NamedTuple):
@@ -188,32 +189,37 @@ class StreamCreation:
         stream = source.stream
         assert stream is not None
         if stream.kind == KIND_JSON:
-            left = _messages_behind(source, anchor)
-            if more > left:
-                raise _beyond(source, more, str(left))
-            first = yield from self._append_behind(source, anchor)
-            last = yield from self._append_behind(source, anchor + more - 1)
-            if first is None or first != last:
-                raise _beyond(source, more, "fewer")
+            last_seq = yield from self._message_of_append(source, anchor, more)
             if self._state.find(name) is not None or self._source(spec) is not source:
                 return None
-            return _Origin(source, at, anchor + more)
-        request = ReadRequest(anchor, 1, self._state.settings.record_bytes_max)
-        page: Page = yield read_topic(self._state, source, request)
-        data = page.records[0].data if page.count else b""
-        if more > len(data):
+            return _Origin(source, at, last_seq)
+        record = yield from self._record_behind(source, anchor)
+        data = record.data if record is not None else b""
+        if record is None or more > len(data):
             raise _beyond(source, more, str(len(data)))
         if self._state.find(name) is not None or self._source(spec) is not source:
             return None
         if more == len(data):
-            return _Origin(source, at, page.records[0].seq)
+            return _Origin(source, at, record.seq)
         return _Origin(source, at, anchor, bytes(data[:more]))
 
-    def _append_behind(self, topic: Topic, seq: int) -> Steps[int | None]:
-        """The first seq of the append that the record behind a seq came with; None: no record."""
+    def _message_of_append(self, source: Topic, anchor: int, more: int) -> Steps[int]:
+        """The seq of the message that is so far into the append behind a seq."""
+        first = yield from self._record_behind(source, anchor)
+        # Where retention took what was there, that is not the next seq.
+        left = 0 if first is None else _messages_behind(source, first.seq - 1)
+        if first is None or more > left:
+            raise _beyond(source, more, str(left))
+        last = yield from self._record_behind(source, first.seq + more - 2)
+        if last is None or last.append_first_seq != first.append_first_seq:
+            raise _beyond(source, more, "fewer")
+        return last.seq
+
+    def _record_behind(self, topic: Topic, seq: int) -> Steps[Record | None]:
+        """The record behind a seq; None: there is none."""
         request = ReadRequest(seq, 1, self._state.settings.record_bytes_max)
         page: Page = yield read_topic(self._state, topic, request)
-        return page.records[0].append_first_seq if page.count else None
+        return page.records[0] if page.count else None
 
     # Making it
 

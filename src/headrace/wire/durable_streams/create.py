@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from headrace.core.errors import Forbidden, HeadMismatch, InvalidRequest
+from headrace.core.errors import Forbidden, HeadMismatch, HeadraceError, InvalidRequest
 from headrace.core.limits import seq_max
 from headrace.core.runtime import Ticket
 from headrace.engine.appending.admission import Records
@@ -149,13 +149,22 @@ class CreateApi:
                 "this key may not read the stream that is to be forked",
                 fix="use a key with the scope read and a prefix of its name",
             )
-        configures = (spec.config.ttl_ms or spec.config.cap_bytes) and (
-            name not in self._engine.topics_by_name
+        if key.allows_scope(ADMIN) or self._has_retention(name, spec.config):
+            return
+        raise Forbidden(
+            "Stream-Retention-* needs the scope admin", fix="leave it out, or use another key"
         )
-        if configures and not key.allows_scope(ADMIN):
-            raise Forbidden(
-                "Stream-Retention-* needs the scope admin", fix="leave it out, or use another key"
-            )
+
+    def _has_retention(self, name: str, config: TopicConfig) -> bool:
+        """Whether nothing would be configured: a stream that has expired is created anew."""
+        asked = (config.ttl_ms, config.cap_bytes)
+        if asked == (0, 0):
+            return True
+        try:
+            known = self._streams.info(name).config
+        except HeadraceError:
+            return False
+        return asked == (known.ttl_ms, known.cap_bytes)
 
 
 def _name_of(exchange: Exchange) -> str:

@@ -20,6 +20,8 @@ from headrace.engine.live.follower import Subscription
 from headrace.engine.live.pages import PageOptions, SharedPage
 from headrace.engine.scheduling.turns import VISIT_STEP_MS
 from headrace.engine.streams.operations import StreamInfo
+from headrace.engine.streams.positions import position_of
+from headrace.engine.streams.spec import Position
 from headrace.engine.streams.state import media_type
 from headrace.storage.rows import KIND_JSON
 from headrace.wire import sse
@@ -165,6 +167,15 @@ def _at_tail(subscription: Subscription[View], seq: int) -> bool:
     return feed is not None and seq >= feed.topic.head
 
 
+def _place(subscription: Subscription[View], seq: int) -> Position:
+    """The position behind a seq of the very stream that is followed.
+
+    Its name may lead nowhere by now: a stream that has expired is there until it is removed.
+    """
+    feed, at = subscription.feed, subscription.position
+    return Position(at.epoch, seq) if feed is None else position_of(feed.topic, seq)
+
+
 class _Events(StreamEncoder[View]):
     """What one stream says."""
 
@@ -202,8 +213,7 @@ class _Events(StreamEncoder[View]):
 
     def control(self, subscription: Subscription[View], seq: int) -> bytes:
         """Return where the client is once it has everything up to a seq."""
-        at = self._engine.streams.position(subscription.position.name, seq)
-        fields = [b'"streamNextOffset":"%b"' % offset_text(at)]
+        fields = [b'"streamNextOffset":"%b"' % offset_text(_place(subscription, seq))]
         final = _at_end(subscription, seq)
         if not final:
             fields.append(b'"streamCursor":"%d"' % self._cursor())

@@ -54,6 +54,20 @@ def parse_query(query: str) -> ReadQuery:
     return ReadQuery(at, live, fields.get("cursor", ""))
 
 
+def asks_for_events(query: str) -> bool:
+    """Whether a query is answered with events, however it is written; one that is wrong is not.
+
+    >>> asks_for_events("offset=now&live=%73se"), asks_for_events("offset=now&x=live=sse")
+    (True, False)
+    """
+    if "live=sse" not in query and "%" not in query:
+        return False  # as in most reads
+    try:
+        return parse_query(query).live is Live.SSE
+    except InvalidRequest:
+        return False
+
+
 def _fields(query: str) -> dict[str, str]:
     try:
         pairs = parse_qsl(

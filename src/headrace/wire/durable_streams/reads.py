@@ -13,7 +13,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from headrace.core.errors import OffsetGone
+from headrace.core.error_frames import without_frames
+from headrace.core.errors import HeadraceError, OffsetGone
 from headrace.core.runtime import Ticket
 from headrace.engine.reading.page import Page
 from headrace.engine.reading.page_rows import ReadRequest
@@ -27,7 +28,12 @@ from headrace.wire.durable_streams.event_streams import EventStreams
 from headrace.wire.durable_streams.offsets import NOW, ZERO
 from headrace.wire.durable_streams.paths import TEMPLATE, stream_name
 from headrace.wire.durable_streams.read_answers import DIALECT, NO_STORE, Extent, lost
-from headrace.wire.durable_streams.read_query import Live, ReadQuery, parse_query
+from headrace.wire.durable_streams.read_query import (
+    Live,
+    ReadQuery,
+    asks_for_events,
+    parse_query,
+)
 from headrace.wire.durable_streams.stream_polls import StreamPoll
 from headrace.wire.exchange import Exchange, Header, Part
 from headrace.wire.failures import answering
@@ -57,7 +63,7 @@ def read_routes(context: ServerContext) -> list[Route]:
 
 
 def _handling(exchange: Exchange) -> Handling:
-    return Handling(long_lived="live=sse" in exchange.query)
+    return Handling(long_lived=asks_for_events(exchange.query))
 
 
 class Reads:
@@ -180,6 +186,18 @@ class Reads:
         if now.epoch != info.epoch:
             raise gone(info.name)
         return now
+
+    def why_gone(self, info: StreamInfo) -> HeadraceError | None:
+        """Why the stream that was looked up cannot be read any more, as any read is told.
+
+        To the engine a stream that is kept for its forks, and one that is another by now, are
+        both not there.
+        """
+        try:
+            self.still(info)
+        except HeadraceError as error:
+            return without_frames(error)
+        return None
 
     # Answers
 

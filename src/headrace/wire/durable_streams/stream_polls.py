@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.core.errors import TopicNotFound
 from headrace.engine.reading.page import Page
 from headrace.engine.reading.page_rows import ReadRequest
 from headrace.engine.streams.operations import StreamInfo
@@ -36,6 +37,11 @@ class StreamPoll(LongPoll):
 
     def is_idle(self, page: Page) -> bool:
         return says_nothing(page) and not self._reads.still(self._info).state.closed
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, TopicNotFound):
+            error = self._reads.why_gone(self._info) or error
+        super()._fail(error)
 
     def answer(self, page: Page) -> None:
         exchange, reads, info = self._exchange, self._reads, self._info

@@ -241,6 +241,29 @@ def test_some_messages_of_the_next_append(engine: Engine) -> None:
     assert data_of(engine, "g") == [b"1", b"2"]
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+def test_some_messages_of_the_first_append_that_retention_left(
+    engine: Engine, sealed: bool, restart: Start
+) -> None:
+    """The count began at the seq behind the offset, which is long gone: the fork was empty."""
+    config = make_config({"durability": "fsync", "cap_bytes": 6})
+    create(engine, "s", None, JSON, config=config)
+    for number in range(5):
+        write(engine, "s", json_payloads([b"%d0" % number, b"%d1" % number])).result()
+    left = data_of(engine, "s")
+    assert len(left) == 3 and left[1:] == [b"40", b"41"]
+    if sealed:
+        engine.checkpoint().result()
+        engine = restart(engine)
+    fork(engine, "one", "s", START, sub_offset=1)
+    assert data_of(engine, "one") == left[:1]
+    asked = spec_of(None, source="s", fork_at=START, sub_offset=2)
+    assert code_of(engine.streams.create("two", asked)) == "invalid_request"
+    at = engine.streams.position("s", engine.streams.info("s").earliest_seq)
+    fork(engine, "next", "s", at, sub_offset=1)
+    assert data_of(engine, "next") == left[:2]
+
+
 def test_sources_that_are_not_there(engine: Engine, clock: ManualClock) -> None:
     engine.put_topic("native").result()
     create(engine, "short", b"x", ttl_s=1)

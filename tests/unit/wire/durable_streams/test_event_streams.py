@@ -148,3 +148,21 @@ def test_a_stream_that_is_deleted_ends_its_events(streams: StreamServer) -> None
     reader.events()
     streams.engine.streams.delete("ds:s").result()
     assert reader.events() == [] and reader.outlet.closed
+
+
+def test_a_stream_that_expires_under_a_quiet_reader_ends_its_events(
+    streams: StreamServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between its time and its removal the reader was told where it is, by a name of nothing."""
+    expires_ms = streams.engine.clock.now_ms() + KEEP_ALIVE_MS + 100
+    streams.create("s", expires_ms=expires_ms)
+    streams.wait(300)
+    reader = streams.events("s")
+    (first,) = reader.events()
+    streams.wait(KEEP_ALIVE_MS)
+    assert streams.ask("s").status == 404
+    assert [event.control["streamNextOffset"] for event in reader.events()] == [
+        first.control["streamNextOffset"]
+    ]
+    streams.wait(1_000)
+    assert reader.outlet.closed and not caplog.records

@@ -7,7 +7,12 @@ import pytest
 from headrace.core.errors import InvalidRequest
 from headrace.engine.streams.spec import Position
 from headrace.wire.durable_streams.offsets import NOW, START
-from headrace.wire.durable_streams.read_query import Live, ReadQuery, parse_query
+from headrace.wire.durable_streams.read_query import (
+    Live,
+    ReadQuery,
+    asks_for_events,
+    parse_query,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,3 +50,21 @@ def test_what_is_asked_for(query: str, expected: ReadQuery) -> None:
 def test_what_is_refused(query: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_query(query)
+
+
+@pytest.mark.parametrize(
+    ("query", "events"),
+    [
+        ("offset=now&live=sse", True),
+        ("offset=now&live=%73se", True),
+        ("offset=now&l%69ve=sse", True),
+        ("offset=now&live=long-poll", False),
+        ("offset=now&x=live=sse", False),
+        ("offset=now&alive=sse", False),
+        ("offset=zz&live=sse", False),
+        ("", False),
+    ],
+)
+def test_what_is_answered_with_events_is_what_the_query_says(query: str, events: bool) -> None:
+    """Else it holds the place of a request in progress for a minute, or a read holds none."""
+    assert asks_for_events(query) is events

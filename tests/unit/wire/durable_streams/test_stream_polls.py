@@ -79,3 +79,23 @@ def test_a_client_that_has_an_old_tag_waits_for_new_bytes(streams: StreamServer)
     streams.append("s", b"y")
     streams.run()
     assert (poll.status, poll.reply) == (200, b"y")
+
+
+def test_a_wait_on_a_stream_that_is_kept_for_its_forks_ends_as_any_read_of_it(
+    streams: StreamServer,
+) -> None:
+    streams.create("s")
+    streams.fork("f", "s")
+    poll = streams.ask("s?offset=now&live=long-poll")
+    streams.engine.streams.delete("ds:s").result()
+    streams.run()
+    assert poll.status == streams.ask("s").status == 410
+
+
+def test_a_wait_on_a_stream_that_was_made_again_is_told_so(streams: StreamServer) -> None:
+    streams.create("s")
+    poll = streams.ask("s?offset=now&live=long-poll")
+    streams.engine.streams.delete("ds:s")
+    streams.create("s")
+    streams.run()
+    assert poll.status == 410

@@ -210,5 +210,5 @@ def _says_done(result: PostResult) -> bool:
         return False
     try:
         return _REPLY.decode(result.body).done is True
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return False
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False  # also what is nested too deeply, which would end its wake for ever

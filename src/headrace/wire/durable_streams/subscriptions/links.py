@@ -27,6 +27,8 @@ log = logging.getLogger("headrace.subscriptions")
 
 # Names, or links, that are looked at before others get their turn of the loop.
 LOOKED_AT_MAX: Final = 1_000
+# The same for segments of names that a pattern is compared with: a name has up to 300.
+SEGMENTS_LOOKED_AT_MAX: Final = 10_000
 
 
 class EngineEnds:
@@ -49,7 +51,8 @@ class Links:
     """The subscriptions of one server by the streams that they are linked to.
 
     `has_news` is called with a subscription that has something new and no wake; `has_room` says
-    whether it may be linked to one stream more.
+    whether it may be linked to one stream more, and counts that; `count` hears of one that holds
+    fewer.
     """
 
     def __init__(
@@ -59,12 +62,14 @@ class Links:
         ends: EngineEnds,
         has_news: Callable[[ActiveSubscription], None],
         has_room: Callable[[ActiveSubscription, str], bool],
+        count: Callable[[ActiveSubscription], None],
     ) -> None:
         self.ends = ends
         self._engine = engine
         self._hub = hub
         self._has_news = has_news
         self._has_room = has_room
+        self._count = count
         self._by_path: dict[str, dict[ActiveSubscription, None]] = {}
         # By the first segment of their pattern; "" has those that begin with a wildcard.
         self._globs: dict[str, dict[ActiveSubscription, None]] = {}
@@ -111,13 +116,17 @@ class Links:
         found: list[str] = []
         if active.glob is None:
             return found
-        prefix, after = topic_of(active.glob.prefix), ""
+        prefix, after, looked_at = topic_of(active.glob.prefix), "", 0
         while True:
             names = list(islice(self._engine.topic_names(prefix, after), LOOKED_AT_MAX))
             for name in names:
                 path = path_below_root(name)
                 if active.matches(path) and self.ends.tail(path) is not None:
                     found.append(path)
+                looked_at += path.count("/") + 1
+                if looked_at >= SEGMENTS_LOOKED_AT_MAX:
+                    looked_at = 0
+                    yield turn_end(self._engine.runtime)
             if len(names) < LOOKED_AT_MAX:
                 return found
             after = names[-1]
@@ -170,6 +179,8 @@ class Links:
         link = state.links.get(path)
         if link is None:
             self.unlinked(active, path)
+            # No event says so: streams that come and go would else be counted for ever.
+            self._count(active)
         else:
             assert link.kinds == EXPLICIT
             link.acked = None

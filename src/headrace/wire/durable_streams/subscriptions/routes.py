@@ -137,7 +137,8 @@ class SubscriptionsApi:
         def done(put: Put) -> None:
             self._answer_record(exchange, put.active, 201 if put.created else 200)
 
-        self._answer(exchange, self._subscriptions.put(id, config, origin), done)
+        may_use = partial(_check_state, exchange.key)
+        self._answer(exchange, self._subscriptions.put(id, config, origin, may_use), done)
 
     def get(self, exchange: Exchange) -> None:
         """A subscription."""

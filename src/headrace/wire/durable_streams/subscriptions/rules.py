@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol
 from headrace.core.clock import Random
 from headrace.core.errors import HeadraceError
 from headrace.engine.streams.spec import Position
-from headrace.wire.durable_streams.offsets import Mark, parse_offset
+from headrace.wire.durable_streams.offsets import ZERO, Mark, parse_offset
 from headrace.wire.durable_streams.subscriptions.state import (
     PULL_WAKE,
     Acked,
@@ -228,11 +228,15 @@ def cursors_of(
             path, at = parse_path(stream), parse_offset(offset)
         except HeadraceError as error:
             return invalid_offset(str(error))
+        if path not in subscription.links:
+            path = path.strip("/")  # slashes at the ends that no stream has mean nothing here
         link = subscription.links.get(path)
         if link is None:
             return invalid_offset(f"{stream!r} is no stream of this subscription")
         if isinstance(at, Mark):
             return invalid_offset(f"{offset!r} is no place to have read to; send an offset")
+        if at == ZERO and ends.tail(path) is None:
+            continue  # a wake has this for a stream that is not there yet
         try:
             seq = ends.resolve(path, at)
         except HeadraceError as error:

@@ -83,7 +83,9 @@ class Subscriptions:
         self.ends = EngineEnds(engine)
         self._wakes = Wakes(engine, self._records, self.keys, self.ends, posts, self._count)
         hub = context.open_streams.hub
-        self._links = Links(engine, hub, self.ends, self._wakes.has_news, self._has_room)
+        self._links = Links(
+            engine, hub, self.ends, self._wakes.has_news, self._has_room, self._count
+        )
         self._loaded = False
         self._loading = False
         self._problem = ""  # why they cannot be loaded, ever
@@ -115,9 +117,11 @@ class Subscriptions:
 
     # Clients' calls
 
-    def put(self, id: str, config: SubscriptionConfig, origin: str) -> Ticket[Put | Refusal]:
-        """Create a subscription; the same one again is fine."""
-        return self._changes.run(self._put(id, config, origin))
+    def put(
+        self, id: str, config: SubscriptionConfig, origin: str, checked: Checked
+    ) -> Ticket[Put | Refusal]:
+        """Create a subscription; the same one again is fine, for who may have its links."""
+        return self._changes.run(self._put(id, config, origin, checked))
 
     def find(self, id: str, checked: Checked) -> Ticket[ActiveSubscription | Refusal]:
         """Return a subscription."""
@@ -187,11 +191,14 @@ class Subscriptions:
 
     # Creating and deleting
 
-    def _put(self, id: str, config: SubscriptionConfig, origin: str) -> Steps[Put | Refusal]:
+    def _put(
+        self, id: str, config: SubscriptionConfig, origin: str, checked: Checked
+    ) -> Steps[Put | Refusal]:
         yield from self._load()
         known = self._active.get(id)
         if known is not None:
             if known.state.config == config:
+                checked(known.state)
                 return Put(known, created=False)
             message = "The subscription exists with another configuration"
             return Refusal(409, "SUBSCRIPTION_ALREADY_EXISTS", message)

@@ -1,7 +1,8 @@
 """Paths of streams in bodies: relative to the stream root, percent-encoded as in a URL.
 
 What is kept is decoded, as the topics' names are; what is shown can be put behind the stream root
-as it is.  A slash at either end means nothing.
+as it is, and sent back.  One slash in front means nothing; any other belongs to the path, because
+`logs` and `logs/` are two streams.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ def parse_path(text: str) -> str:
 
     >>> parse_path("/events/a%20b")
     'events/a b'
+    >>> parse_path("logs/"), parse_path("//logs")
+    ('logs/', '/logs')
     """
-    segments = text.strip("/").split("/")
-    if segments in ([""], [RESERVED]) or segments[0] == RESERVED:
+    segments = text.removeprefix("/").split("/")
+    if segments == [""] or segments[0] == RESERVED:
         raise InvalidRequest(f"{text[:80]!r} is no stream", fix="send a path like a/b")
     if not text.isprintable():
         raise InvalidRequest(f"{text[:80]!r} has a control character", fix="leave it out")
@@ -38,12 +41,13 @@ def decoded_segment(segment: str) -> str:
 
 
 def show_path(path: str) -> str:
-    """Return a decoded path as it is written in URLs and bodies.
+    """Return a decoded path as it is written in bodies, for `parse_path` to read.
 
-    >>> show_path("events/a b")
-    'events/a%20b'
+    >>> show_path("events/a b"), show_path("/logs")
+    ('events/a%20b', '//logs')
     """
-    return path_of(NAME_PREFIX + path).removeprefix(ROOT)
+    shown = path_of(NAME_PREFIX + path).removeprefix(ROOT)
+    return f"/{shown}" if path.startswith("/") else shown
 
 
 def topic_of(path: str) -> str:

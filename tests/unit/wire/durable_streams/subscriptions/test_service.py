@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.support.subscribed_servers import ROOT, SUBSCRIPTIONS, SubscribedServer
@@ -266,3 +268,72 @@ def test_an_answer_to_a_deleted_subscription_changes_nothing(server: SubscribedS
     before = server.cursors("s")
     server.answer(post, 200, b'{"done":true}')
     assert server.cursors("s") == before
+
+
+def test_streams_that_come_and_go_are_not_counted_for_ever(
+    start: Callable[..., SubscribedServer],
+) -> None:
+    """Empty streams wake nobody, so no event of the subscription corrected what was counted."""
+    bound = 4 * 1024
+    server = start(subscriptions_bytes_max=bound, subscription_bytes_max=bound)
+    assert server.subscribe("s", pattern="events/*", wake_stream="w").status == 201
+    for number in range(30):
+        assert server.call("PUT", f"{ROOT}events/{number}", []).status == 201
+        assert server.cursors("s") == {f"events/{number}": "-1"}
+        assert server.call("DELETE", f"{ROOT}events/{number}").status == 204
+    assert server.subscribe("other", pattern="others/*", wake_stream="w").status == 201
+
+
+@pytest.mark.parametrize("path", ["logs/", "logs//a", "/logs", "/logs/", "//", "logs/a%20b/"])
+def test_a_stream_is_acked_by_the_path_that_the_wake_has(
+    server: SubscribedServer, path: str
+) -> None:
+    server.subscribe("p", pattern="**", streams=["logs"], wake_stream="w/x")
+    tails = {}
+    for number, url in enumerate(("logs", path)):
+        put = server.call("PUT", ROOT + url, [number])
+        tails[number] = put.reply_headers[b"stream-next-offset"].decode()
+    claimed = server.claim("p").json
+    acks = [{"stream": s["path"], "offset": s["tail_offset"]} for s in claimed["streams"]]
+    assert [ack["offset"] for ack in acks] == list(tails.values())
+    assert server.report("p", "ack", claimed, acks=acks, done=True).json["next_wake"] is False
+    assert list(server.cursors("p").values()) == list(tails.values())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"done":' + b"[" * 30_000, b'{"done":true,"x":' + b"[" * 9_000 + b"]" * 9_000 + b"}"],
+    ids=["cut", "whole"],
+)
+def test_an_answer_that_nests_deeply_takes_the_wake_and_no_more(
+    server: SubscribedServer, body: bytes
+) -> None:
+    """It raised where nobody listened: the wake was never sent again, and looked healthy."""
+    server.subscribe("s", pattern="*", lease_ttl_ms=1_000)
+    tail = server.append("a")
+    first = server.the_post()
+    server.answer(first, 200, body)
+    server.wait(1_000)
+    second = server.the_post()
+    assert second.json["generation"] == first.json["generation"] + 1
+    server.answer(second, 200, b'{"done":true}')
+    assert server.cursors("s") == {"a": tail}
+
+
+def test_a_stream_that_is_not_there_yet_is_acked_as_the_wake_has_it(
+    server: SubscribedServer,
+) -> None:
+    """Whoever acked each stream of a wake at its tail was refused, wake after wake."""
+    server.subscribe("p", streams=["a", "not/yet"], wake_stream="w")
+    tail = server.append("a")
+    claimed = server.claim("p").json
+    acks = [{"stream": s["path"], "offset": s["tail_offset"]} for s in claimed["streams"]]
+    assert [ack["stream"] for ack in acks] == ["a", "not/yet"]
+    assert server.report("p", "ack", claimed, acks=acks, done=True).json["next_wake"] is False
+    assert server.cursors("p") == {"a": tail, "not/yet": "-1"}
+    server.append("not/yet")
+    again = server.claim("p").json
+    pending = {stream["path"]: stream["has_pending"] for stream in again["streams"]}
+    assert pending == {"not/yet": True, "a": False}
+    beyond = [{"stream": "not/yet", "offset": tail}]
+    assert server.report("p", "ack", again, acks=beyond).code == "INVALID_OFFSET"
