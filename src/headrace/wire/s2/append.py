@@ -157,7 +157,7 @@ def pending_append(
     cipher: RecordCipher | None,
 ) -> PendingAppend:
     """An append of validated records, for the engine."""
-    config, commands = own.config, given.commands
+    config = own.config
     if cipher is not None:
         seal(given, cipher)
     try:
@@ -165,12 +165,7 @@ def pending_append(
     except S2Refusal:
         _refuse_conditions(data, topic, given)
         raise
-    write = PLAIN_WRITE
-    if given.fencing_token is not None or commands.rows:
-        trim, trim_row = _trim(data, topic, commands)
-        write = StreamWrite(
-            fencing_token=given.fencing_token, fence=commands.fence, trim=trim, trim_row=trim_row
-        )
+    write = _stream_write(given)
     how = Append(create=False, expected_head_seq=given.expected_head_seq, stream=write)
     return PendingAppend(data.engine.runtime, topic, batch, how)
 
@@ -191,17 +186,20 @@ def _refuse_conditions(data: DataRequests, name: str, given: AppendInput) -> Non
         raise HeadMismatch("the next seq_num is another", detail={"head_seq": info.head_seq})
 
 
-def _trim(data: DataRequests, topic: str, commands: Commands) -> tuple[int | None, int | None]:
-    """Up to which seq the commands trim, and which row does."""
-    if not commands.trims:
-        return None, None
-    row, below = commands.trims[0]
-    if len(commands.trims) > 1:
-        # The one that reaches farthest, when none reaches beyond itself.
-        found = data.engine.find(topic)
-        first = 1 if found is None else found.staged + 1
-        row, below = max(commands.trims, key=lambda trim: min(trim[1], first + trim[0]))
-    return min(below, seq_max), row
+def _stream_write(given: AppendInput) -> StreamWrite:
+    """What an append asks of its stream beside its records."""
+    commands = given.commands
+    if given.fencing_token is None and not commands.rows:
+        return PLAIN_WRITE
+    trims = [(row, min(below, seq_max)) for row, below in commands.trims]
+    row, trim = trims[0] if trims else (None, None)
+    return StreamWrite(
+        fencing_token=given.fencing_token,
+        fence=commands.fence,
+        trim=trim,
+        trim_row=row,
+        more_trims=trims[1:],
+    )
 
 
 def seal(given: AppendInput, cipher: RecordCipher) -> None:
