@@ -125,6 +125,10 @@ class RequestReader(asyncio.Protocol):
         """Answer what cannot be read any further, and close."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Close after what has been written."""
+        raise NotImplementedError
+
     def _upgrading(self, rest: bytes) -> bytes:
         """Take what follows a request for another protocol; return what of it is HTTP anyway."""
         raise NotImplementedError
@@ -381,6 +385,8 @@ class RequestReader(asyncio.Protocol):
         exchange.received = True
         if exchange.streamed:
             exchange.hand_over()
+            if self._nothing_follows and exchange not in self.queue:
+                self.close()  # the last one, which was answered before all of it was here
             return
         self._hand_over()
 
