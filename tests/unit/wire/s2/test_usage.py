@@ -67,6 +67,8 @@ def test_there_are_never_more_figures_than_there_may_be(monkeypatch: pytest.Monk
             usage.count_op("read", f"basin-{basin}")
         held = usage.points("basin-0", "op:read", HOUR_S, 0, 1 << 32)
         assert 1 <= len(held) <= 3, hour
+        now_s = START + hour * HOUR_S
+        assert held[-1] == (now_s - now_s % HOUR_S, 1)  # the oldest went, and not the newest
         clock.advance(HOUR_S * 1_000)
 
 
