@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace.core.errors import FenceMismatch, HeadMismatch, OutOfResources
+from headrace.core.errors import FenceMismatch, HeadMismatch, OutOfResources, TopicNotFound
 from headrace.core.limits import seq_max
 from headrace.engine.appending.admission import Append
 from headrace.engine.appending.pending_append import PendingAppend
@@ -28,7 +28,7 @@ from headrace.wire.s2.data_requests import (
     media_type,
     wants_protobuf,
 )
-from headrace.wire.s2.errors import S2Refusal
+from headrace.wire.s2.errors import S2Refusal, stream_deletion_pending
 from headrace.wire.s2.names import split_topic
 from headrace.wire.s2.records import (
     AppendAck,
@@ -102,7 +102,7 @@ class AppendApi:
             if exchange.answered:
                 continue
             if pending.error is not None:
-                exchange.fail(pending.error)
+                exchange.fail(_told(pending))
                 continue
             try:
                 ack = ack_for(pending)
@@ -116,6 +116,14 @@ class AppendApi:
                 )
             except Exception as error:  # noqa: BLE001 - as above
                 exchange.fail(error)
+
+
+def _told(pending: PendingAppend) -> BaseException:
+    """Why an append was refused: its stream was there when it came, so that was deleted since."""
+    assert pending.error is not None
+    if isinstance(pending.error, TopicNotFound):
+        return stream_deletion_pending(*split_topic(pending.name))
+    return pending.error
 
 
 def _decode(exchange: Exchange) -> AppendInput:

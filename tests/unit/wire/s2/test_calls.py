@@ -120,6 +120,18 @@ def test_a_refused_input_creates_no_stream(serve_s2: Callable[..., S2Server]) ->
     assert s2.ask("GET", "/v1/streams/new").json["storage_class"] == "standard"
 
 
+def test_an_append_whose_new_stream_is_deleted_before_it_is_told_so(
+    serve_s2: Callable[..., S2Server],
+) -> None:
+    """§4f: in such a basin no append is told that there is no stream."""
+    s2 = serve_s2(create_stream_on_append=True)
+    appended = s2.begin("POST", records("new"), {"records": [{"body": "x"}]})
+    deleted = s2.begin("DELETE", "/v1/streams/new")
+    s2.run()
+    assert deleted.status == 202
+    assert refusal(appended) == (409, "stream_deletion_pending")
+
+
 def test_a_trim_takes_away_what_is_before_it(s2: S2Server) -> None:
     """§8d, §14a."""
     s2.append("a", "b", "c")
