@@ -121,12 +121,12 @@ class RequestReader(asyncio.Protocol):
         """Give the application what has arrived."""
         raise NotImplementedError
 
-    def _refuse(self, error: HeadraceError) -> None:
-        """Answer what cannot be read any further, and close."""
+    def _received(self, exchange: Http1Exchange) -> None:
+        """Go on with a request that is there as a whole."""
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Close after what has been written."""
+    def _refuse(self, error: HeadraceError) -> None:
+        """Answer what cannot be read any further, and close."""
         raise NotImplementedError
 
     def _upgrading(self, rest: bytes) -> bytes:
@@ -382,13 +382,7 @@ class RequestReader(asyncio.Protocol):
                 self._give_budget()
         if b"upgrade" in exchange.headers and parser.should_upgrade():
             exchange.upgrade_to = exchange.headers.get(b"upgrade", b"").lower()
-        exchange.received = True
-        if exchange.streamed:
-            exchange.hand_over()
-            if self._nothing_follows and exchange not in self.queue:
-                self.close()  # the last one, which was answered before all of it was here
-            return
-        self._hand_over()
+        self._received(exchange)
 
     def learn(self, exchange: Http1Exchange) -> None:
         """Remember how a request began that was answered well."""
