@@ -94,6 +94,21 @@ def test_many_inputs_at_once_are_acknowledged_in_order(
     assert tail["tail"]["seq_num"] == 3_000
 
 
+def test_a_connection_that_is_to_be_closed_is_after_a_refused_session(
+    server: ServerProcess, stream: str
+) -> None:
+    """The answer ends before the request does."""
+    session = Http1Session(server, "POST", stream, {**SESSION, "connection": "close"})
+    session.send(b"\0\0\0")  # no frame is empty
+    refused = session.next()
+    assert refused is not None and refused.is_terminal
+    assert session.next() is None
+    session.end()
+    session.sock.settimeout(10)
+    assert session.sock.recv(1) == b""
+    session.close()
+
+
 def test_a_session_that_is_idle_for_longer_than_any_timeout_lives(
     stream: str, open_session: Open
 ) -> None:

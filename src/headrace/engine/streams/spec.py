@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -47,3 +48,4 @@ class StreamWrite(msgspec.Struct, frozen=True, gc=False):
     fence: str | None = None  # the stream's token after it; None: as before
     trim: int | None = None  # records up to this seq may go once it is stored
     trim_row: int | None = None  # its record that says so, which may go, too; None: the last one
+    more_trims: Sequence[tuple[int, int]] = ()  # row and seq of others, where it has several

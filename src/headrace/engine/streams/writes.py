@@ -133,10 +133,15 @@ def _after(stream: StreamState, write: StreamWrite, producer: ProducerClaim | No
 
 
 def _trimmed(stream: StreamState, write: StreamWrite, head: int, rows: int) -> StreamState:
-    """The stream once a write behind `head` has trimmed it: never back, never beyond itself."""
+    """The stream once a write behind `head` has trimmed it: never back, never beyond itself.
+
+    Of several trims the one counts that reaches farthest, which only shows behind this head.
+    """
     assert write.trim is not None
     row = rows - 1 if write.trim_row is None else write.trim_row
     to = min(write.trim, head + 1 + row)
+    for row, seq in write.more_trims:
+        to = max(to, min(seq, head + 1 + row))
     return stream if to <= stream.trim_to else replace(stream, trim_to=to)
 
 

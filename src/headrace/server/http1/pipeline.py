@@ -85,6 +85,15 @@ class Pipeline(KnownRequests):
         else:
             self._hand_over()
 
+    def _received(self, exchange: Http1Exchange) -> None:
+        exchange.received = True
+        if not exchange.streamed:
+            self._hand_over()
+            return
+        exchange.hand_over()
+        if not exchange.keep_alive and exchange not in self.queue:
+            self.close()  # the last one, which was answered before all of it was here
+
     def _hand_over(self) -> None:
         """Give the application what has arrived, at most `pipeline_requests_max` at a time.
 

@@ -105,6 +105,10 @@ class RequestReader(BodyReader):
         """Give the application what has arrived."""
         raise NotImplementedError
 
+    def _received(self, exchange: Http1Exchange) -> None:
+        """Go on with a request that is there as a whole."""
+        raise NotImplementedError
+
     def _refuse(self, error: HeadraceError) -> None:
         """Answer what cannot be read any further, and close."""
         raise NotImplementedError
@@ -347,11 +351,7 @@ class RequestReader(BodyReader):
                 self._give_budget()
         if b"upgrade" in exchange.headers and parser.should_upgrade():
             exchange.upgrade_to = exchange.headers.get(b"upgrade", b"").lower()
-        exchange.received = True
-        if exchange.streamed:
-            exchange.hand_over()
-            return
-        self._hand_over()
+        self._received(exchange)
 
     def learn(self, exchange: Http1Exchange) -> None:
         """Remember how a request began that was answered well."""

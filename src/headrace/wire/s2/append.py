@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headrace.core.errors import FenceMismatch, HeadMismatch, OutOfResources
+from headrace.core.errors import FenceMismatch, HeadMismatch, OutOfResources, TopicNotFound
 from headrace.core.limits import seq_max
 from headrace.engine.appending.admission import Append
 from headrace.engine.appending.pending_append import PendingAppend
@@ -28,7 +28,7 @@ from headrace.wire.s2.data_requests import (
     media_type,
     wants_protobuf,
 )
-from headrace.wire.s2.errors import S2Refusal
+from headrace.wire.s2.errors import S2Refusal, stream_deletion_pending
 from headrace.wire.s2.names import split_topic
 from headrace.wire.s2.records import (
     AppendAck,
@@ -102,7 +102,7 @@ class AppendApi:
             if exchange.answered:
                 continue
             if pending.error is not None:
-                exchange.fail(pending.error)
+                exchange.fail(_told(pending))
                 continue
             try:
                 ack = ack_for(pending)
@@ -116,6 +116,14 @@ class AppendApi:
                 )
             except Exception as error:  # noqa: BLE001 - as above
                 exchange.fail(error)
+
+
+def _told(pending: PendingAppend) -> BaseException:
+    """Why an append was refused: its stream was there when it came, so that was deleted since."""
+    assert pending.error is not None
+    if isinstance(pending.error, TopicNotFound):
+        return stream_deletion_pending(*split_topic(pending.name))
+    return pending.error
 
 
 def _decode(exchange: Exchange) -> AppendInput:
@@ -157,7 +165,7 @@ def pending_append(
     cipher: RecordCipher | None,
 ) -> PendingAppend:
     """An append of validated records, for the engine."""
-    config, commands = own.config, given.commands
+    config = own.config
     if cipher is not None:
         seal(given, cipher)
     try:
@@ -165,12 +173,7 @@ def pending_append(
     except S2Refusal:
         _refuse_conditions(data, topic, given)
         raise
-    write = PLAIN_WRITE
-    if given.fencing_token is not None or commands.rows:
-        trim, trim_row = _trim(data, topic, commands)
-        write = StreamWrite(
-            fencing_token=given.fencing_token, fence=commands.fence, trim=trim, trim_row=trim_row
-        )
+    write = _stream_write(given)
     how = Append(create=False, expected_head_seq=given.expected_head_seq, stream=write)
     return PendingAppend(data.engine.runtime, topic, batch, how)
 
@@ -191,17 +194,20 @@ def _refuse_conditions(data: DataRequests, name: str, given: AppendInput) -> Non
         raise HeadMismatch("the next seq_num is another", detail={"head_seq": info.head_seq})
 
 
-def _trim(data: DataRequests, topic: str, commands: Commands) -> tuple[int | None, int | None]:
-    """Up to which seq the commands trim, and which row does."""
-    if not commands.trims:
-        return None, None
-    row, below = commands.trims[0]
-    if len(commands.trims) > 1:
-        # The one that reaches farthest, when none reaches beyond itself.
-        found = data.engine.find(topic)
-        first = 1 if found is None else found.staged + 1
-        row, below = max(commands.trims, key=lambda trim: min(trim[1], first + trim[0]))
-    return min(below, seq_max), row
+def _stream_write(given: AppendInput) -> StreamWrite:
+    """What an append asks of its stream beside its records."""
+    commands = given.commands
+    if given.fencing_token is None and not commands.rows:
+        return PLAIN_WRITE
+    trims = [(row, min(below, seq_max)) for row, below in commands.trims]
+    row, trim = trims[0] if trims else (None, None)
+    return StreamWrite(
+        fencing_token=given.fencing_token,
+        fence=commands.fence,
+        trim=trim,
+        trim_row=row,
+        more_trims=trims[1:],
+    )
 
 
 def seal(given: AppendInput, cipher: RecordCipher) -> None:

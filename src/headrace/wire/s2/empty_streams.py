@@ -21,7 +21,8 @@ log = logging.getLogger("headrace.s2")
 
 # Streams that are looked at in one sweep.
 SWEEP_STREAMS_MAX: Final = 1_000
-# One that holds records is looked at again after its age, or after so long if that is less.
+# One that holds records is looked at again after its age, or after so long if that is less; one
+# that could not be removed after so long.
 LOOK_AGAIN_MS: Final = 60_000
 SECOND_MS: Final = 1_000
 # Entries of streams that are looked at earlier, or no more, beyond as many as there are.
@@ -68,29 +69,44 @@ class EmptyStreams:
                 del self._watched[name]
                 self._look(name, now_ms)
 
-    def _look(self, name: str, now_ms: int) -> None:
-        """Decide by what the stream of this name is now: it may be another one than at first."""
+    def forget(self, name: str) -> None:
+        """Look at a stream no more: it is gone."""
+        self._watched.pop(name, None)
+
+    def is_over(self, name: str) -> bool:
+        """Whether a stream is to go, by what it is now: it may be another one than at first."""
+        over_ms = self._over_ms(name)
+        return over_ms is not None and over_ms <= self._engine.clock.now_ms()
+
+    def _over_ms(self, name: str) -> int | None:
+        """When a stream is over, or for one that holds records may be; None: never."""
         topic = self._engine.find(name)
         if topic is None:
-            return
+            return None
         try:
             info = self._engine.streams.info(name)
         except HeadraceError:
-            return  # it is being created or deleted
+            return None  # it is being created or deleted
         min_age_ms = decode_own(info.state.own).config.min_age_secs * SECOND_MS
-        again_ms = min(min_age_ms, LOOK_AGAIN_MS)
         if not min_age_ms:
-            return
+            return None
         if topic.count:
-            self._look_at(name, now_ms + again_ms)
-        elif info.written_ms + min_age_ms > now_ms:
-            self._look_at(name, info.written_ms + min_age_ms)
-        else:
-            self._remove(name).when_done(lambda done: self._removed(name, done, again_ms))
+            return self._engine.clock.now_ms() + min(min_age_ms, LOOK_AGAIN_MS)
+        return info.written_ms + min_age_ms
 
-    def _removed(self, name: str, done: Ticket[None], again_ms: int) -> None:
-        if done.error is None:
+    def _look(self, name: str, now_ms: int) -> None:
+        over_ms = self._over_ms(name)
+        if over_ms is None:
             return
-        if not isinstance(done.error, TopicNotEmpty):
+        if over_ms > now_ms:
+            self._look_at(name, over_ms)
+        else:
+            self._remove(name).when_done(lambda done: self._removed(name, done))
+
+    def _removed(self, name: str, done: Ticket[None]) -> None:
+        if done.error is not None and not isinstance(done.error, TopicNotEmpty):
             log.warning("an empty stream stays for now: %s", done.error)
-        self._look_at(name, self._engine.clock.now_ms() + again_ms)
+        over_ms = self._over_ms(name)
+        if over_ms is not None:  # it is not over any more, or has to be tried again
+            rest_ms = SECOND_MS if done.error is None else LOOK_AGAIN_MS
+            self._look_at(name, max(over_ms, self._engine.clock.now_ms() + rest_ms))

@@ -29,6 +29,8 @@ Compression = Literal["zstd", "gzip"]
 LENGTH_BYTES: Final = 3
 FRAME_BYTES_MAX: Final = 2 * MIB  # flag and payload, also when the payload is decompressed
 COMPRESS_BYTES_MIN: Final = 1024
+# A piece of a frame that is kept by itself has at least so many bytes.
+PIECE_BYTES_MIN: Final = 4096
 
 _TERMINAL: Final = 0x80
 _RECONNECT: Final = 0x10
@@ -59,7 +61,7 @@ class FrameDecoder:
         self.error: S2Refusal | None = None  # why nothing is taken any more
         self.buffered = 0  # bytes of a frame that is not complete
         self.frames = 0  # that were complete
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | bytearray] = []
         self._wanted = LENGTH_BYTES  # how many bytes it takes to go on
 
     def take(self, data: bytes) -> Iterator[bytes]:
@@ -72,10 +74,10 @@ class FrameDecoder:
         if self.error is not None or not data:
             return
         self.buffered += len(data)
-        self._pieces.append(data)
         if self.buffered < self._wanted:
+            self._keep(data)
             return
-        held = data if len(self._pieces) == 1 else b"".join(self._pieces)
+        held = b"".join((*self._pieces, data)) if self._pieces else data
         self._pieces = []
         at, end = 0, len(held)
         try:
@@ -96,7 +98,16 @@ class FrameDecoder:
             self.error = without_frames(error)
             at = end
         self.buffered = end - at
-        self._pieces = [held[at:]] if at < end else []
+        if at < end:
+            self._keep(held[at:])
+
+    def _keep(self, data: bytes) -> None:
+        """Keep a piece: one that is short together with others, or it would be mostly overhead."""
+        pieces = self._pieces
+        if pieces and type(pieces[-1]) is bytearray and len(pieces[-1]) < PIECE_BYTES_MIN:
+            pieces[-1] += data
+        else:
+            pieces.append(data if len(data) >= PIECE_BYTES_MIN else bytearray(data))
 
     def end(self) -> None:
         """The request has ended; `error` says so if that was inside of a frame."""

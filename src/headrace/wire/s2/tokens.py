@@ -93,7 +93,8 @@ class TokensApi:
             raise invalid("The token would allow more than its issuer may do")
         prefixed, said = bool(body.auto_prefix_streams), _kept_text(body.expires_at or "")
         token = Token(id, "", scope, expires_ms, prefixed, said)
-        self._catalog.issue(token).when_done(answering(exchange, partial(_issued, exchange)))
+        issued = self._catalog.issue(token, partial(self._access.caller, exchange))
+        issued.when_done(answering(exchange, partial(_issued, exchange)))
 
     def _expiry(self, body: IssueToken, caller: Caller) -> int:
         """When the token expires; 0: never."""

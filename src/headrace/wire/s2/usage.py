@@ -2,15 +2,19 @@
 
 Only this file counts them, since the start of the process.  A count is two additions.  Minutes are
 kept for `MINUTES_KEPT`, hours for `HOURS_KEPT`, and fewer of them if there are so many basins that
-`ENTRIES_MAX` figures are held: the oldest go first.
+`ENTRIES_MAX` figures are held: the oldest go first.  What finds no room even then is not counted:
+basins come and go without an end, so that one interval alone may have too many.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Final
 
 from headrace.core.clock import EngineClock
+
+log = logging.getLogger("headrace.s2")
 
 MINUTE_S: Final = 60
 HOUR_S: Final = 3_600
@@ -127,22 +131,22 @@ class _Buckets:
         self._newest: dict[Figure, int] = {}
         self._next_s = 0  # when the newest one is over
         self._entries = 0  # of all of them
+        self._told = False  # that some are left out
 
     def add(self, figure: Figure, count: int, now_s: int) -> None:
         """Add to a figure of now."""
         values = self._newest if now_s < self._next_s else self._begin(now_s)
         before = values.get(figure)
-        if before is None:
-            self._make_room()
-            before = 0
-        values[figure] = before + count
+        if before is not None:
+            values[figure] = before + count
+        elif self._make_room():
+            values[figure] = count
 
     def put(self, figure: Figure, value: int, now_s: int) -> None:
         """Set a figure of now."""
         values = self._newest if now_s < self._next_s else self._begin(now_s)
-        if figure not in values:
-            self._make_room()
-        values[figure] = value
+        if figure in values or self._make_room():
+            values[figure] = value
 
     def _begin(self, now_s: int) -> dict[Figure, int]:
         began = now_s - now_s % self._interval_s
@@ -152,11 +156,17 @@ class _Buckets:
             self._drop_oldest()
         return self._newest
 
-    def _make_room(self) -> None:
-        """Make room for one figure; those of now are kept, however many there are."""
-        self._entries += 1
-        while self._entries > ENTRIES_MAX and len(self._all) > 1:
+    def _make_room(self) -> bool:
+        """Whether there is room for one more figure; the oldest ones go for that."""
+        while self._entries >= ENTRIES_MAX and len(self._all) > 1:
             self._drop_oldest()
+        if self._entries >= ENTRIES_MAX:
+            if not self._told:
+                log.warning("/v1/metrics leaves out figures: there are more than %d", ENTRIES_MAX)
+            self._told = True
+            return False
+        self._entries += 1
+        return True
 
     def _drop_oldest(self) -> None:
         self._entries -= len(self._all.pop(next(iter(self._all))))

@@ -120,6 +120,18 @@ def test_a_refused_input_creates_no_stream(serve_s2: Callable[..., S2Server]) ->
     assert s2.ask("GET", "/v1/streams/new").json["storage_class"] == "standard"
 
 
+def test_an_append_whose_new_stream_is_deleted_before_it_is_told_so(
+    serve_s2: Callable[..., S2Server],
+) -> None:
+    """§4f: in such a basin no append is told that there is no stream."""
+    s2 = serve_s2(create_stream_on_append=True)
+    appended = s2.begin("POST", records("new"), {"records": [{"body": "x"}]})
+    deleted = s2.begin("DELETE", "/v1/streams/new")
+    s2.run()
+    assert deleted.status == 202
+    assert refusal(appended) == (409, "stream_deletion_pending")
+
+
 def test_a_trim_takes_away_what_is_before_it(s2: S2Server) -> None:
     """§8d, §14a."""
     s2.append("a", "b", "c")
@@ -130,18 +142,33 @@ def test_a_trim_takes_away_what_is_before_it(s2: S2Server) -> None:
     assert [r["seq_num"] for r in s2.read().json["records"]] == [2, 3]
 
 
+def trim_record(value: int) -> dict[str, Any]:
+    """A command, for bodies of base64."""
+    encoded = base64.b64encode(value.to_bytes(8, "big")).decode()
+    return {"headers": [["", base64.b64encode(b"trim").decode()]], "body": encoded}
+
+
 def test_two_trims_of_a_batch_reach_as_far_as_the_farther_one(s2: S2Server) -> None:
     s2.append("a", "b", "c", "d")
-
-    def command(value: int) -> dict[str, Any]:
-        encoded = base64.b64encode(value.to_bytes(8, "big")).decode()
-        return {"headers": [["", base64.b64encode(b"trim").decode()]], "body": encoded}
-
-    body = {"records": [command((1 << 64) - 1), command(2), command(3)]}
+    body = {"records": [trim_record((1 << 64) - 1), trim_record(2), trim_record(3)]}
     assert s2.ask("POST", records("s"), body, {"s2-format": "base64"}).status == 200
     s2.wait(5_000)
     # The first would take everything: it takes what is before and itself.
     assert [r["seq_num"] for r in s2.read().json["records"]] == [5, 6]
+
+
+def test_two_trims_of_a_batch_count_what_came_before_it_in_its_turn(s2: S2Server) -> None:
+    """Which of them reaches farther depends on where the batch comes to stand."""
+    format = {"s2-format": "base64"}
+    asked = [
+        s2.request("POST", records("s"), {"records": [{"body": ""}] * 4}, format),
+        s2.request("POST", records("s"), {"records": [trim_record(4), trim_record(2)]}, format),
+    ]
+    s2.handle(asked)
+    s2.run()
+    assert [exchange.status for exchange in asked] == [200, 200]
+    s2.wait(5_000)
+    assert [r["seq_num"] for r in s2.read().json["records"]] == [4, 5]
 
 
 def test_appends_of_a_turn_are_one_call_of_the_engine(

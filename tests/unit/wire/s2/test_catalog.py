@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from headrace.core.clock import ManualClock
 from headrace.core.errors import ConfigError, UnsupportedFormat
 from headrace.core.runtime import Ticket
 from headrace.storage.block import Batch
+from headrace.testing.faultfs import Fault, FaultFilesystem, FaultPlan
 from headrace.testing.simdisk import SimDisk
 from headrace.wire.s2.catalog.entries import ENCODER, Basin, Token
 from headrace.wire.s2.catalog.records import TOPIC
@@ -91,6 +93,38 @@ def test_of_two_records_of_a_key_the_newer_counts(serve: StartCatalog, disk: Sim
     second = serve(after_power_loss(disk))
     assert second.catalog.basin(BASIN) == newer
     assert second.engine.topic(TOPIC).count == 1
+
+
+class FillingDisk:
+    """A disk in memory whose log takes so many more writes, and then has no room."""
+
+    def __init__(self) -> None:
+        self.room: int | None = None
+        self.disk = SimDisk()
+        plan = FaultPlan(Fault("pwritev", 1, "call", forever=True, hook=self._strike))
+        self.fs = FaultFilesystem(self.disk, plan)
+
+    def _strike(self, _operation: str, _path: str) -> None:
+        if self.room is not None:
+            self.room -= 1
+            if self.room < 0:
+                raise OSError(errno.ENOSPC, "no space left on the device")
+
+
+def test_what_is_on_disk_is_in_force_whatever_comes_behind_it(serve: StartCatalog) -> None:
+    """A basin would be used on, and be deleted by the next start with all that was stored in it."""
+    filling = FillingDisk()
+    first = serve(filling.fs)
+    first.create_basin()
+    first.create_stream("s")
+    filling.room = 1  # for the entry, and not for what takes the older one away
+    first.catalog.delete_basin(BASIN)
+    first.run()
+    filling.room = None
+    refused(first.catalog.streams.ensure(BASIN, "new", None), "basin_deletion_pending")
+    first.pass_time(30_000)
+    assert first.basins() == []
+    assert serve(after_power_loss(filling.disk)).basins() == []
 
 
 @pytest.mark.parametrize(

@@ -121,3 +121,44 @@ def test_many_changes_leave_few_entries(server: CatalogServer) -> None:
         ensure(server, "s", 0)
     empty = server.catalog.streams._empty
     assert len(empty) == 0 and len(empty._due) <= STALE_MIN + 1
+
+
+def test_what_is_deleted_is_watched_no_more(server: CatalogServer) -> None:
+    """However long it was to be kept: names come and go without an end."""
+    for number in range(STALE_MIN * 3):
+        server.create_stream(f"s{number}", min_age_secs=1 << 60)
+        server.catalog.streams.delete(BASIN, f"s{number}").result()
+    empty = server.catalog.streams._empty
+    assert len(empty) == 0 and len(empty._due) <= STALE_MIN + 1
+
+
+def test_one_that_is_told_to_stay_meanwhile_stays(server: CatalogServer) -> None:
+    """The change is on its way to the log when the stream is looked at, and is stored first."""
+    server.create_stream("s", min_age_secs=10)
+    server.pass_time(9_000)
+    changed = server.catalog.streams.ensure(BASIN, "s", None)
+    assert not changed.done
+    server.pass_time(1_000)
+    assert changed.result().own.config.min_age_secs == 0
+    server.pass_time(60_000)
+    assert server.streams() == ["s"]
+
+
+def test_one_that_is_created_anew_meanwhile_stays(server: CatalogServer) -> None:
+    server.create_stream("s", min_age_secs=10)
+    server.pass_time(9_000)
+    streams, given = server.catalog.streams, OptionalStreamConfig(delete_on_empty=DeleteOnEmpty(10))
+    # The delete waits for the change, and the creation for the delete.
+    waiting = [
+        streams.ensure(BASIN, "s", OptionalStreamConfig(storage_class="standard")),
+        streams.delete(BASIN, "s"),
+        streams.create(BASIN, "s", given, b""),
+    ]
+    server.pass_time(1_000)
+    for ticket in waiting:
+        ticket.result()
+    assert server.streams() == ["s"]
+    server.pass_time(8_000)
+    assert server.streams() == ["s"]
+    server.pass_time(4_000)
+    assert server.streams() == []

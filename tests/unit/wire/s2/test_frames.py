@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import tracemalloc
 import zlib
 
 import pytest
@@ -95,6 +96,21 @@ def test_what_is_short_or_does_not_shrink_is_not_compressed(compression: Compres
     assert frame(b"a" * 1_024, compression)[3] != 0
     noise = random.Random(7).randbytes(4_000)
     assert frame(noise, compression) == frame(noise)
+
+
+def test_a_frame_in_tiny_pieces_takes_no_more_memory_than_it_has_bytes() -> None:
+    """What is counted of it, so that sessions are bounded, is its bytes."""
+    written = frame(random.Random(2).randbytes(20_000))
+    decoder = FrameDecoder()
+    tracemalloc.start()
+    try:
+        for at in range(0, len(written) - 2, 2):
+            assert not list(decoder.take(written[at : at + 2]))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2 * decoder.buffered
+    assert list(decoder.take(written[decoder.buffered :])) == [written[4:]]
 
 
 def test_pieces_of_a_message_are_one_frame() -> None:

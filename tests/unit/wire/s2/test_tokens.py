@@ -242,3 +242,15 @@ def test_a_token_has_as_many_streams_as_a_key(clock: ManualClock) -> None:
             s2.run()
             statuses.append(200 if exchange.outlet is not None else exchange.status)
         assert statuses == [200, 429, 200]
+
+
+def test_a_token_that_is_being_revoked_issues_no_other(s2: S2Server) -> None:
+    """Whoever revokes it, and then those that it issued, has to see all of these."""
+    holder = bearer(s2, "stolen", scope={**EVERYTHING, "access_tokens": ALL_NAMES})
+    revoked = s2.begin("DELETE", "/v1/access-tokens/stolen")
+    body = {"id": "left", "scope": {"ops": ["read"]}}
+    issued = s2.begin("POST", "/v1/access-tokens", body, holder)
+    s2.run()
+    assert revoked.status == 204
+    assert (issued.status, issued.json["code"]) == (401, "authn")
+    assert shown(s2) == []

@@ -67,7 +67,22 @@ def test_there_are_never_more_figures_than_there_may_be(monkeypatch: pytest.Monk
             usage.count_op("read", f"basin-{basin}")
         held = usage.points("basin-0", "op:read", HOUR_S, 0, 1 << 32)
         assert 1 <= len(held) <= 3, hour
+        now_s = START + hour * HOUR_S
+        assert held[-1] == (now_s - now_s % HOUR_S, 1)  # the oldest went, and not the newest
         clock.advance(HOUR_S * 1_000)
+
+
+def test_nor_in_one_hour(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever creates and deletes basins has as many names as they like."""
+    monkeypatch.setattr(module, "ENTRIES_MAX", 10)
+    usage = Usage(EngineClock(ManualClock(START * 1_000)))
+    for basin in range(30):
+        usage.count_op("read", f"basin-{basin:02}")
+        usage.held(f"basin-{basin:02}", 1)
+    usage.count_op("read", "basin-00")
+    assert len(usage.basins_with("", 0, 1 << 32)) == 5
+    assert [count for _, count in usage.points("basin-00", "op:read", HOUR_S, 0, 1 << 32)] == [2]
+    assert len([text for text in caplog.messages if "leaves out" in text]) == 2  # hours and minutes
 
 
 def test_what_is_held_stands_for_its_hour() -> None:

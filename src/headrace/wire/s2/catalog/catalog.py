@@ -303,15 +303,20 @@ class Catalog:
 
     # Tokens
 
-    def issue(self, token: Token) -> Ticket[str]:
-        """Keep a token, whose digest is filled in here; return what is handed out."""
-        return self._changes.run(self._issue(token))
+    def issue(self, token: Token, issuing: Callable[[], object] = lambda: None) -> Ticket[str]:
+        """Keep a token, whose digest is filled in here; return what is handed out.
+
+        `issuing` is called behind the changes before it, and may refuse: who issues it may have
+        been revoked by one of them.
+        """
+        return self._changes.run(self._issue(token, issuing))
 
     def revoke(self, id: str) -> Ticket[None]:
         """Let a token count no more."""
         return self._changes.run(self._revoke(id))
 
-    def _issue(self, token: Token) -> Steps[str]:
+    def _issue(self, token: Token, issuing: Callable[[], object]) -> Steps[str]:
+        issuing()
         known = self.tokens.find(token.id)
         if known is not None:
             if not self.tokens.has_expired(known):

@@ -2,17 +2,19 @@
 
 The rules this file owns.  A record holds one entry, whole, and is tagged with its key; of several
 the newest counts.  The topic is of class fsync, so what is answered is on disk.  The records before
-the newest are deleted behind it; a crash in between leaves both, and the next start finishes that.
+the newest are deleted behind it; a crash in between, or a full disk, leaves both, and the next
+change or start finishes that.
 An entry that is no more has no record.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 import msgspec
 
-from headrace.core.errors import UnsupportedFormat
+from headrace.core.errors import HeadraceError, UnsupportedFormat
 from headrace.core.steps import Steps
 from headrace.engine.appending.pending_append import Appended
 from headrace.engine.engine import Engine
@@ -21,6 +23,8 @@ from headrace.engine.removal.deleting import TagMatch
 from headrace.engine.topics.config import TopicConfig
 from headrace.storage.block import Batch, Record
 from headrace.wire.s2.catalog.entries import DECODER, ENCODER, Entry
+
+log = logging.getLogger("headrace.s2")
 
 TOPIC: Final = "_s2"
 PAGE_RECORDS: Final = 1_000
@@ -66,7 +70,13 @@ class CatalogRecords:
             config=_CONFIG,
             disable_backpressure=True,
         )
-        yield self._engine.delete(TOPIC, before_seq=appended.last_seq, match=TagMatch(entry.key))
+        try:
+            yield self._engine.delete(
+                TOPIC, before_seq=appended.last_seq, match=TagMatch(entry.key)
+            )
+        except HeadraceError as error:
+            # The entry is on disk, and counts: to say otherwise would be true until a restart.
+            log.warning("older records of %r stay in %r for now: %s", entry.key, TOPIC, error)
 
     def remove(self, entry: Entry) -> Steps[None]:
         """Keep an entry no more."""

@@ -329,10 +329,16 @@ class BasinStreams:
                 raise stream_not_found(*split_topic(name)) from None
             raise
         del self._deleting[name]
+        self._empty.forget(name)
         ended.resolve(None)
 
     def _remove_empty(self, name: str) -> Ticket[None]:
-        return self._run(name, self._delete(name, absent_is_fine=True, if_empty=True))
+        return self._run(name, self._delete_empty(name))
+
+    def _delete_empty(self, name: str) -> Steps[None]:
+        # Looked at again: what has changed the stream meanwhile was told so.
+        if self._empty.is_over(name):
+            yield from self._delete(name, absent_is_fine=True, if_empty=True)
 
     def _topic_config(self, config: StreamConfig) -> TopicConfig:
         return topic_config(config, cast("Durability", self._engine.settings.s2_durability))
