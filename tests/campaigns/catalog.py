@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from tests.campaigns.campaign import Campaign
 from tests.campaigns.crash_states import CrashStates
+from tests.campaigns.soak import Soak
 
-CAMPAIGNS: tuple[type[Campaign], ...] = (CrashStates,)
+CAMPAIGNS: tuple[type[Campaign], ...] = (CrashStates, Soak)
