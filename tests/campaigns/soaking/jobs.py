@@ -116,7 +116,7 @@ class Queue:
     async def _do(self, client: Client, node: str, job: Job) -> None:
         n = job.seq
         self._site.counts["jobs delivered"] += 1
-        if n in self.done:
+        if not dies(n) and n in self.done:
             self._site.ledger.wrong(f"{self.topic}: job {n} was delivered after it was done")
         if bytes(job.data) != payload(self.topic, n):
             self._site.ledger.wrong(f"{self.topic}: job {n} holds {bytes(job.data)[:80]!r}")
@@ -130,11 +130,12 @@ class Queue:
             return
         if held_longer(n):
             await self._tell(client, node, job, "extend", lease_ms=2 * LEASE_MS)
+        self.maybe.add(n)  # until there is an answer; the stream that pushed it may end before
         try:
             acked = await self._tell(client, node, job, "ack")
         except Cut:
-            self.maybe.add(n)
             return
+        self.maybe.discard(n)
         if acked:
             self.done.take(n)
             self._site.counts["jobs done"] += 1

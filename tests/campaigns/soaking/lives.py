@@ -122,7 +122,7 @@ class Program:
 
 
 def command(*words: str) -> list[str]:
-    return ["nice", "-n", "5", sys.executable, "-P", "-m", "headrace", *words]
+    return [sys.executable, "-P", "-m", "headrace", *words]
 
 
 def variables() -> dict[str, str]:

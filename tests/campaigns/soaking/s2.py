@@ -133,7 +133,7 @@ async def append_unary(stream: S2Stream, *, protobuf: bool, many: int, every: fl
     """Append batches, each at the place where it has to be, under the token that holds."""
     site, client = stream.site, stream.site.client()
     type = PROTOBUF if protobuf else "application/json"
-    headers = {**stream.headers, "Content-Type": type, "s2-format": "base64"}
+    headers = {**stream.headers, "Content-Type": type, "Accept": type, "s2-format": "base64"}
     encode = as_protobuf if protobuf else as_json
     turn = 0
     while not site.stopping.is_set():

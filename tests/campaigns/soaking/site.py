@@ -84,8 +84,8 @@ class Client:
             try:
                 answer = await self._connection.ask(method, path, body, headers)
             except Cut as cut:
-                self._site.counts["requests without an answer"] += 1
                 if not isinstance(cut.__cause__, ConnectionRefusedError):
+                    self._site.counts["requests without an answer"] += 1
                     raise
                 answer = None
             if answer is not None and answer.status not in NOT_NOW:

@@ -6,6 +6,7 @@ It tries once.  Whoever calls knows what a request without an answer means to hi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
 
@@ -110,10 +111,8 @@ class Connection:
         writer, self._reader, self._writer = self._writer, None, None
         if writer is not None:
             writer.close()
-            try:
+            with contextlib.suppress(OSError):
                 await writer.wait_closed()
-            except OSError:
-                pass
 
 
 class Event(NamedTuple):
