@@ -130,12 +130,14 @@ class Queue:
             return
         if held_longer(n):
             await self._tell(client, node, job, "extend", lease_ms=2 * LEASE_MS)
+        doubtful = n in self.maybe  # another worker's ack may have counted
         self.maybe.add(n)  # until there is an answer; the stream that pushed it may end before
         try:
             acked = await self._tell(client, node, job, "ack")
         except Cut:
             return
-        self.maybe.discard(n)
+        if acked or not doubtful:
+            self.maybe.discard(n)
         if acked:
             self.done.take(n)
             self._site.counts["jobs done"] += 1
