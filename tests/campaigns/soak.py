@@ -74,6 +74,7 @@ class Soaking:
         self._past: list[Life] = []
         self._findings: list[str] = []
         self._restarts: Counter[str] = Counter()
+        self._rows = 0  # of the lake, all compared
         self._crews: list[Crew] = []
         self._programs: list[Program] = []
 
@@ -166,7 +167,10 @@ class Soaking:
         for program in self._programs:
             program.stop()
         directory, url = self._work.directory, self._lives.url
-        self._findings += lake_account.close(directory, url, LAKE_TOPICS, heads)
+        wrong = lake_account.close(directory, url, LAKE_TOPICS, heads)
+        self._findings += wrong
+        if not wrong:
+            self._rows = sum(heads[topic] for topic in LAKE_TOPICS)
         if (code := self._lives.stop()) != 0:
             self._findings.append(f"the server ended with {code} at its last stop")
         self._findings += check(self._lives.data)
@@ -178,6 +182,7 @@ class Soaking:
         counts.pop("findings", None)
         counts += self._restarts
         counts["seconds"] = round(seconds)
+        counts["rows of the lake"] = self._rows
         for kind in ("records appended", "records read"):
             counts[kind] = sum(n for name, n in counts.items() if name.startswith(f"{kind}:"))
         reasons = [*self._findings, *(reason for each in said for reason in each.findings)]

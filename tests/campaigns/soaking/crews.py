@@ -16,7 +16,10 @@ from tests.campaigns.soaking.native_crew import NativeCrew
 from tests.campaigns.soaking.site import Site
 from tests.campaigns.soaking.stream_crew import StreamCrew
 
-CREWS = {"native": NativeCrew, "streams": StreamCrew}
+CREWS: dict[str, type[NativeCrew] | type[StreamCrew]] = {
+    "native": NativeCrew,
+    "streams": StreamCrew,
+}
 TELL_SECONDS = 2.0
 END_SECONDS_MAX = 900.0
 REASON_CHARACTERS_MAX = 2_000

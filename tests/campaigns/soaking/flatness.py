@@ -84,7 +84,7 @@ def slope(found: list[tuple[float, float]]) -> float:
 class Life:
     """The samples of one life of the server."""
 
-    POINTS_MAX = 2_000  # kept; then every second one is dropped
+    POINTS_MAX = 1_000  # kept; then every second one is dropped
 
     def __init__(self, began: float) -> None:
         self.began = began

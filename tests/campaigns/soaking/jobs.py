@@ -162,6 +162,7 @@ class Queue:
         n = int((row.meta or {})["$dead_letter_src_seq"])
         if bytes(row.data) != payload(self.topic, n):
             self._site.ledger.wrong(f"{self.dead_topic}: seq {row.seq} is of job {n}")
+        self._site.counts["dead letters"] += 1
         if dies(n):
             self.dead.take(n)
         else:  # its workers were too late each time

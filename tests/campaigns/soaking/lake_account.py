@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from deltalake import DeltaTable
 
@@ -33,12 +34,12 @@ def compare(table: Path, topic: str, head: int) -> list[str]:
     seen = bytearray(head + 1)
     bad = 0
     for batch in DeltaTable(str(table)).to_pyarrow_dataset().to_batches(columns=["seq", "data"]):
-        for seq, data in zip(batch["seq"].to_pylist(), batch["data"].to_pylist(), strict=True):
+        seqs: list[Any] = batch["seq"].to_pylist()
+        for seq, data in zip(seqs, batch["data"].to_pylist(), strict=True):
             if not 1 <= seq <= head or seen[seq]:
                 return [f"{table.name}: a row has seq {seq}, which is beyond {head}, or twice"]
             seen[seq] = 1
-            text = data.encode() if isinstance(data, str) else bytes(data)
-            bad += text != payload(topic, seq)
+            bad += data != payload(topic, seq)
     missing = head - sum(seen)
     wrong = []
     if missing:

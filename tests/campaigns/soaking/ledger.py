@@ -38,8 +38,8 @@ class Ledger:
 class Sequence:
     """A reader of a topic whose record at seq s is number s of its only writer.
 
-    Every seq comes once, in order, with its bytes; or it is announced as gone, or `may_miss` says
-    that somebody deleted it.
+    Every seq comes once, in order, with its bytes; or it is announced as gone, which only seqs up
+    to `may_go` can be; or `may_miss` says that somebody deleted it.
     """
 
     def __init__(
@@ -48,8 +48,10 @@ class Sequence:
         who: str,
         of: str,
         may_miss: Callable[[int], bool] = lambda seq: False,
+        may_go: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._ledger, self._who, self._of, self._may_miss = ledger, who, of, may_miss
+        self._ledger, self._who, self._of = ledger, who, of
+        self._may_miss, self._may_go = may_miss, may_go
         self.seq = 0  # the last one that is accounted for
         self.read = 0
         self.announced = 0
@@ -83,6 +85,11 @@ class Sequence:
 
     def gone(self, first: int, last: int) -> None:
         """A tombstone."""
+        if last > self._may_go():
+            self._ledger.wrong(
+                f"{self._who}: seqs {first} to {last} are announced as gone, and only those up to "
+                f"{self._may_go()} can be"
+            )
         if first > self.seq + 1:
             self.pass_by(first - 1)
         self.announced += max(0, last - self.seq)

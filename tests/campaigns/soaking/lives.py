@@ -71,7 +71,7 @@ class Lives:
 
     def start(self) -> None:
         with open(self._log, "ab") as log:
-            self._server = ServerProcess(self.data, stderr=log, port=self.port, **SETTINGS)
+            self._server = ServerProcess(self.data, stderr=log, port=self.port, **SETTINGS)  # type: ignore[arg-type]
         self.number += 1
 
     def kill(self) -> None:

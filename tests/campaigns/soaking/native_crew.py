@@ -13,6 +13,7 @@ import msgspec
 from tests.campaigns.soaking.jobs import DELIVERIES_MAX, LEASE_MS, Queue
 from tests.campaigns.soaking.ledger import Chain, Merged, Once, Sequence, Writers
 from tests.campaigns.soaking.readers import (
+    Account,
     Row,
     Socket,
     Watch,
@@ -35,6 +36,7 @@ from tests.campaigns.soaking.topics import (
 )
 
 CAP = 12_000
+APPEND_MAX = 250  # records of one append
 LAKE_CAP = 3_000
 TTL_MS = 60_000
 PASSING = 5  # topics that come and go
@@ -49,7 +51,8 @@ Work = Coroutine[Any, Any, None]
 
 def configs() -> dict[str, dict[str, object]]:
     """The topics, and what they keep."""
-    disk, capped = {"durability": "disk"}, {"cap_records": CAP}
+    disk: dict[str, object] = {"durability": "disk"}
+    capped: dict[str, object] = {"cap_records": CAP}
     archived = {"cap_records": LAKE_CAP, "retain_until_archived": True}
     return {
         "keys": {"durability": "fsync", **capped},
@@ -101,8 +104,8 @@ class NativeCrew:
             await client.json("PUT", f"/v0/topics/{name}", config)
         router = {"source": "shared", "dest": "copy-all", "guarantee": "exactly_once"}
         await client.json("PUT", "/v0/routers/all", router)
-        router = {"source": "shared", "dest": "copy-half", "filter": ["tag", "Eq", "even"]}
-        await client.json("PUT", "/v0/routers/half", router)
+        some = {"source": "shared", "dest": "copy-half", "filter": ["tag", "Eq", "even"]}
+        await client.json("PUT", "/v0/routers/half", some)
         pipeline = {
             "sources": [{"topic": "pipe-in", "alias": "source"}],
             "sql": PIPELINE_SQL,
@@ -111,6 +114,19 @@ class NativeCrew:
         }
         await client.json("PUT", f"/v0/pipelines/{PIPELINE}", pipeline)
         await client.close()
+
+    def account(self, who: str, name: str) -> Sequence:
+        """A new account of a reader of a topic with one writer."""
+        line, cap = self.lines[name], configs()[name].get("cap_records", 0)
+        may_miss = self.deletes.may_miss if name == "deletes" else (lambda seq: False)
+
+        def may_go() -> int:
+            """The last seq that retention can have taken, with what is being appended."""
+            if name == "columns":
+                return line.head
+            return line.head + APPEND_MAX - int(str(cap)) if cap else 0
+
+        return Sequence(self.site.ledger, f"{who} of {name}", name, may_miss, may_go)
 
     def writing(self) -> dict[str, Work]:
         """Those who write, and end when it is time to stop."""
@@ -123,7 +139,7 @@ class NativeCrew:
         found = {
             "keys": alone(Keyed, "keys", 4, 0.12),
             "plain": alone(Plain, "plain", 12, 0.3),
-            "columns": alone(Columns, "columns", 250, 5.0),
+            "columns": alone(Columns, "columns", APPEND_MAX, 5.0),
             "deletes": alone(Produced, "deletes", 5, 0.12, Deletes.tag),
             "lake-a": alone(Produced, "lake-a", 9, 0.25),
             "lake-b": alone(Keyed, "lake-b", 3, 0.25),
@@ -131,9 +147,9 @@ class NativeCrew:
             "jobs": alone(Keyed, "jobs", 5, 0.2),
             "deleter": self.deletes.run(site, "deletes", self.lines["deletes"]),
             "passing": self._passing(),
-            "late keys": read_late(site, "keys", "keys", CAP),
-            "late plain": read_late(site, "plain", "plain", CAP),
-            "late columns": read_late(site, "columns", "columns", 0),
+            "late keys": read_late(site, "keys", self.account, CAP),
+            "late plain": read_late(site, "plain", self.account, CAP),
+            "late columns": read_late(site, "columns", self.account, 0),
         }
         for number in range(3):
             of = f"shared-{number}"
@@ -145,10 +161,7 @@ class NativeCrew:
         """Those who read, and end when all is read and nobody writes."""
         site, ledger = self.site, self.site.ledger
 
-        def account(who: str, name: str) -> Sequence:
-            may_miss = self.deletes.may_miss if name == "deletes" else (lambda seq: False)
-            return Sequence(ledger, f"{who} of {name}", name, may_miss)
-
+        account = self.account
         followed = ("keys", "plain", "sockets", "lake-a", "lake-b", "pipe-in")
         found = {f"diff {name}": follow(site, name, account("diff", name)) for name in followed}
         found["diff deletes"] = follow(
@@ -161,15 +174,15 @@ class NativeCrew:
         found["diff columns"] = follow_columns(site, "columns", account("Arrow", "columns"))
         for name, chain in self.copies.items():
             found[f"diff {name}"] = follow(site, name, chain)
-        watched = {name: account("watch", name) for name in ("keys", "deletes", "plain")}
-        found["watch 1"] = Watch(
-            site, {**watched, "shared": Merged(ledger, "watch of shared")}
-        ).run()
-        more = {name: account("watch", name) for name in ("columns", "keys", "copy-all")}
-        more["copy-all"] = Merged(ledger, "watch of copy-all")  # type: ignore[assignment]
-        found["watch 2"] = Watch(site, more).run()  # type: ignore[arg-type]
-        socket = {name: account("WebSocket", name) for name in ("plain", "sockets", "deletes")}
-        found["WebSocket"] = Socket(site, socket, "sockets", self.lines["sockets"]).run()  # type: ignore[arg-type]
+        for merged, names in {
+            "shared": ("keys", "deletes", "plain"),
+            "copy-all": ("columns", "keys"),
+        }.items():
+            watched: dict[str, Account] = {name: account("watch", name) for name in names}
+            watched[merged] = Merged(ledger, f"watch of {merged}")
+            found[f"watch with {merged}"] = Watch(site, watched).run()
+        heard = {name: account("WebSocket", name) for name in ("plain", "sockets", "deletes")}
+        found["WebSocket"] = Socket(site, heard, "sockets", self.lines["sockets"]).run()
         for number in range(3):
             found[f"worker {number}"] = self.queue.work(f"worker-{number}")
         found["pushed"] = self.queue.pushed("worker-pushed")
@@ -214,6 +227,7 @@ class NativeCrew:
             if (made["m"], made["of"]) != (made["n"], "pipe-in"):
                 self.site.ledger.wrong(f"pipe-out: seq {row.seq} holds {made}")
             self.piped.take(made["n"])
+            self.site.counts["records of the pipeline"] += 1
 
         account = Chain(self.site.ledger, "pipe-out")
         await follow(self.site, "pipe-out", account, each=take)
@@ -232,8 +246,7 @@ class NativeCrew:
         await self.queue.finish()
         client = site.client()
         for name in ("keys", "plain", "columns", "deletes", "sockets", *LAKE_TOPICS, "pipe-in"):
-            may_miss = self.deletes.may_miss if name == "deletes" else (lambda seq: False)
-            account = Sequence(site.ledger, f"last reader of {name}", name, may_miss)
+            account = self.account("last reader", name)
             head = await read_all(site, client, name, account)
             site.ledger.expect(
                 head == self.lines[name].head == account.seq,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from tests.campaigns.soaking.content import payload
@@ -44,7 +44,7 @@ class Row(msgspec.Struct, rename={"seq": "$seq", "tag": "$tag"}):
     seq: int
     data: msgspec.Raw
     tag: str | None = None
-    meta: dict | None = None
+    meta: dict[str, Any] | None = None
 
 
 class Tombstone(msgspec.Struct):
@@ -149,19 +149,22 @@ async def follow_columns(site: Site, topic: str, account: Account) -> None:
         said = json.loads(facts.get("headrace.tombstone", facts.get("tombstone", "null")))
         if said:
             account.gone(said["gap_from"], said["gap_to"])
-        for seq, data in zip(table["seq"].to_pylist(), table["data"].to_pylist(), strict=True):
-            account.take(seq, data if isinstance(data, bytes) else data.encode())
+        seqs: list[Any] = table["seq"].to_pylist()
+        for seq, data in zip(seqs, table["data"].to_pylist(), strict=True):
+            account.take(seq, data if isinstance(data, bytes) else str(data).encode())
         site.counts["records read: Arrow"] += len(table)
         if last and not len(table):
             return
 
 
-async def read_late(site: Site, topic: str, of: str, cap: int) -> None:
+async def read_late(
+    site: Site, topic: str, account: Callable[[str, str], Sequence], cap: int
+) -> None:
     """Read a topic with a cap or a TTL from its start, again and again."""
     client = site.client()
     while not site.stopping.is_set():
         await site.pause(LATE_SECONDS)
-        await read_all(site, client, topic, Sequence(site.ledger, f"late reader of {topic}", of))
+        await read_all(site, client, topic, account("late reader", topic))
         state = await client.json("GET", f"/v0/topics/{topic}")
         if cap and state["count"] > cap:
             site.ledger.wrong(f"{topic} holds {state['count']} records, and may hold {cap}")
@@ -177,10 +180,19 @@ async def read_all(site: Site, client: Client, topic: str, account: Account) -> 
             return found.head_seq
 
 
+async def all_read(client: Client, accounts: Mapping[str, Account]) -> bool:
+    """Whether readers have come to the heads of all their topics."""
+    for topic, account in accounts.items():
+        state = await client.json("GET", f"/v0/topics/{topic}")
+        if account.seq < state["head_seq"]:
+            return False
+    return True
+
+
 class Watch:
     """A watch of several topics, which is cut and resumed."""
 
-    def __init__(self, site: Site, accounts: dict[str, Account]) -> None:
+    def __init__(self, site: Site, accounts: Mapping[str, Account]) -> None:
         self._site, self._accounts = site, accounts
         self._client = site.client()
         self._wid = ""
@@ -220,14 +232,7 @@ class Watch:
             await asyncio.sleep(TRY_SECONDS)
         finally:
             await connection.close()
-        return self._site.quiet.is_set() and await self._caught_up()
-
-    async def _caught_up(self) -> bool:
-        for topic, account in self._accounts.items():
-            state = await self._client.json("GET", f"/v0/topics/{topic}")
-            if account.seq < state["head_seq"]:
-                return False
-        return True
+        return self._site.quiet.is_set() and await all_read(self._client, self._accounts)
 
     def _take(self, name: str, frame: Frame) -> None:
         if name == "record":
@@ -245,7 +250,7 @@ class Watch:
 class Socket:
     """A WebSocket that follows topics, and publishes to one of its own."""
 
-    def __init__(self, site: Site, accounts: dict[str, Account], topic: str, line: Line) -> None:
+    def __init__(self, site: Site, accounts: Mapping[str, Account], topic: str, line: Line) -> None:
         self._site, self._accounts = site, accounts
         self._topic, self._line = topic, line
         self._client = site.client()
@@ -260,21 +265,14 @@ class Socket:
                         await self._talk(socket)
             except (TimeoutError, OSError, EOFError, WebSocketException):
                 await asyncio.sleep(TRY_SECONDS)
-            if self._site.quiet.is_set() and await self._caught_up():
+            if self._site.quiet.is_set() and await all_read(self._client, self._accounts):
                 return
 
-    async def _caught_up(self) -> bool:
-        for topic, account in self._accounts.items():
-            state = await self._client.json("GET", f"/v0/topics/{topic}")
-            if account.seq < state["head_seq"]:
-                return False
-        return True
-
-    async def _talk(self, socket: object) -> None:
+    async def _talk(self, socket: ClientConnection) -> None:
         topics = {name: {"from_seq": account.seq} for name, account in self._accounts.items()}
-        await socket.send(json.dumps({"op": "subscribe", "topics": topics}))  # type: ignore[attr-defined]
+        await socket.send(json.dumps({"op": "subscribe", "topics": topics}))
         await self._publish(socket)
-        async for text in socket:  # type: ignore[attr-defined]
+        async for text in socket:
             frame = msgspec.json.decode(text, type=Frame)
             if frame.op == "record":
                 account = self._accounts[frame.topic]
@@ -296,12 +294,12 @@ class Socket:
             elif frame.op == "error" and frame.code not in ("server_shutting_down", "not_ready"):
                 self._site.ledger.wrong(f"a WebSocket was told {text[:300]!r}")
 
-    async def _publish(self, socket: object) -> None:
+    async def _publish(self, socket: ClientConnection) -> None:
         if self._site.stopping.is_set():
             return
         n = self._line.head + 1
         data = payload(self._topic, n).decode()
-        await socket.send(  # type: ignore[attr-defined]
+        await socket.send(
             f'{{"op":"publish","topic":"{self._topic}","idempotency_key":"{n}",'
             f'"records":[{{"data":{data}}}]}}'
         )
