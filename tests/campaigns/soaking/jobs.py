@@ -93,25 +93,27 @@ class Queue:
         client = self._site.client()
         while not self._site.quiet.is_set():
             connection = Connection(self._site.port)
-            path = f"/v0/topics/{self.topic}/work?node={node}&max=4&lease_ms={LEASE_MS}"
             try:
                 async with asyncio.timeout(STREAM_SECONDS):
-                    await connection.send_head("GET", path, {"Accept": "text/event-stream"}, 0)
-                    status, _ = await connection.head()
-                    if status != 200:
-                        await asyncio.sleep(TRY_SECONDS)
-                        continue
-                    self._site.counts["streams opened: work"] += 1
-                    async for event in events(connection.chunks()):
-                        if event.name == "job":
-                            job = msgspec.json.decode(event.data, type=Job)
-                            await self._do(client, node, job)
+                    await self._stream(connection, client, node)
             except TimeoutError:
                 pass
             except (OSError, EOFError):
                 await asyncio.sleep(TRY_SECONDS)
             finally:
                 await connection.close()
+
+    async def _stream(self, connection: Connection, client: Client, node: str) -> None:
+        path = f"/v0/topics/{self.topic}/work?node={node}&max=4&lease_ms={LEASE_MS}"
+        await connection.send_head("GET", path, {"Accept": "text/event-stream"}, 0)
+        status, _ = await connection.head()
+        if status != 200:
+            await asyncio.sleep(TRY_SECONDS)
+            return
+        self._site.counts["streams opened: work"] += 1
+        async for event in events(connection.chunks()):
+            if event.name == "job":
+                await self._do(client, node, msgspec.json.decode(event.data, type=Job))
 
     async def _do(self, client: Client, node: str, job: Job) -> None:
         n = job.seq

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from headrace.testing.process import ServerProcess
 
@@ -71,7 +71,8 @@ class Lives:
 
     def start(self) -> None:
         with open(self._log, "ab") as log:
-            self._server = ServerProcess(self.data, stderr=log, port=self.port, **SETTINGS)  # type: ignore[arg-type]
+            settings: Any = {**SETTINGS, "port": self.port}
+            self._server = ServerProcess(self.data, stderr=log, **settings)
         self.number += 1
 
     def kill(self) -> None:
@@ -147,15 +148,11 @@ def working(directory: Path, url: str) -> Program:
     )
 
 
-def lake(
-    directory: Path, *words: str, log: IO[bytes] | int = subprocess.PIPE
-) -> tuple[int, object, str]:
+def lake(directory: Path, *words: str) -> tuple[int, object, str]:
     """Run a command of the lake to its end: the exit code, what it says, and its complaints."""
     given = command("lake", *words, "--json", "--lake", str(directory / "lake"), *SPARK)
-    done = subprocess.run(
-        given, stdout=subprocess.PIPE, stderr=log, timeout=SYNC_SECONDS_MAX, env=variables()
-    )
-    complaints = (done.stderr or b"").decode(errors="replace")[-TAIL_CHARACTERS:]
+    done = subprocess.run(given, capture_output=True, timeout=SYNC_SECONDS_MAX, env=variables())
+    complaints = done.stderr.decode(errors="replace")[-TAIL_CHARACTERS:]
     lines = done.stdout.decode().strip().splitlines()
     return done.returncode, json.loads(lines[-1]) if lines else None, complaints
 
