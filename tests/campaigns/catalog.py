@@ -6,9 +6,11 @@ from tests.campaigns.campaign import Campaign
 from tests.campaigns.crash_states import CrashStates
 from tests.campaigns.damage import DamagedDirectories
 from tests.campaigns.model_runs import ModelRuns
+from tests.campaigns.soak import Soak
 
 CAMPAIGNS: tuple[type[Campaign], ...] = (
     CrashStates,
     ModelRuns,
     DamagedDirectories,
+    Soak,
 )
