@@ -186,9 +186,7 @@ class Runner:
             self._done(number, said)
         for worker in crew:
             if worker.number and time.monotonic() > worker.deadline:
-                self._lost(
-                    worker, f"took more than {self._campaign.unit_seconds_max:.0f} s"
-                )
+                self._lost(worker, f"took more than {self._campaign.unit_seconds_max:.0f} s")
 
     def _lost(self, worker: Worker, why: str) -> None:
         number = worker.number

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import random
 from collections import Counter
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,12 +50,19 @@ class Fleet:
         await self.site.start()
         await self.create()
         self.site.open()
+        await together(self.direct(), self.everybody(), self.finish, seconds=1)
+        await self.check_end()
+
+    def everybody(self) -> list[Coroutine[None, None, None]]:
+        """Producers and workers."""
         self.producing = len(QUEUES)
-        others = [
+        return [
             *(self.produce(kind) for kind in QUEUES),
             *(self.work(number) for number in range(self.workers)),
         ]
-        await together(self.direct(), others, self.finish, seconds=1)
+
+    async def check_end(self) -> None:
+        """When all have finished; the server is killed a few times more."""
         await self.check_counters()
         await self.check_again()
         await self.redrive()
@@ -88,6 +96,10 @@ class Fleet:
             # The last life has no crash of a worker: what it counts is what they were told.
             self.calm = number == self.crashes - 1
             await self.crash(clean=number % 3 == 1, stumbling=number % 4 == 2)
+        await self.drained()
+
+    async def drained(self) -> None:
+        """Until every job was sent and has its end."""
         while self.producing or await self.left():
             await asyncio.sleep(LOOK_SECONDS * 5)
 
@@ -202,12 +214,12 @@ class Fleet:
 
     async def check_again(self) -> None:
         """Nothing is left, and everything has an end; also after another crash."""
-        for _ in range(2):
+        for last in (False, True):
             await self.check_places()
             same("left", await self.left(), 0)
             for kind in QUEUES:
                 same(kind, len(self.ledgers[kind.name].jobs), self.jobs)
-            if self.site.life == self.crashes + 1:
+            if not last:
                 self.site.kill()
                 await self.site.start()
 
