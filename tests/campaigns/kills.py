@@ -1,6 +1,6 @@
 """Kills: a real server under the load of all dialects at once, killed again and again.
 
-A unit is one server on one directory that is killed ten to twenty times: at any moment, when a
+A unit is one server on one directory that is killed about twenty times: at any moment, when a
 file comes or goes, at an exact system call, while it recovers.  After each restart all that any
 client was told is looked for.
 """
@@ -23,7 +23,7 @@ from tests.harness.kill_story import KillStory
 from tests.support.server_lives import Site
 from tests.support.warm_processes import WarmPopen
 
-KILLS = (10, 18)  # of one unit, before the last life, which has a few more
+KILLS = (14, 22)  # of one unit, before the last life, which has a few more
 
 
 def settings_of(seed: int) -> dict[str, str | int]:

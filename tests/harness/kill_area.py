@@ -11,7 +11,7 @@ import contextlib
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -196,9 +196,6 @@ def differences(found: object, wanted: object, most: int = 1_500) -> str:
     return f"found {found!r:.{most}}, not {wanted!r:.{most}}"
 
 
-async def all_judge(owners: list[Owner[Any]]) -> None:
+async def all_judge(owners: Sequence[Owner[Any]]) -> None:
     for owner in owners:
         await owner.judge()
-
-
-Make = Callable[[Site, int], Area]

@@ -132,8 +132,10 @@ class S2Owner(Owner[State]):
             )
         elif len(tokens) < TOKENS_MAX:
             name = f"{self.name}-token-{self._next()}"
-            body = {"id": name, "scope": {"ops": ["list-basins"], "basins": {"exact": name}}}
-            await self._set("token", name, True, calls.call("POST", "/v1/access-tokens", body), 201)
+            asked = {"id": name, "scope": {"ops": ["list-basins"], "basins": {"exact": name}}}
+            await self._set(
+                "token", name, True, calls.call("POST", "/v1/access-tokens", asked), 201
+            )
         else:
             name = self.chance.choice(tokens)
             call = calls.call("DELETE", f"/v1/access-tokens/{name}")

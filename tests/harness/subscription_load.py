@@ -135,7 +135,7 @@ class SubscriptionOwner(Owner[Subscription | None]):
         if answer.status == 404:
             return None
         held = False
-        if self._said and not self._unsure and (self.state is None or self.state.held):
+        if self.state is not None and self.state.held:
             kept = await self._tell(calls, "ack", {})
             if kept.status not in (200, 409):
                 raise Violation(f"{self.name}: {kept}")

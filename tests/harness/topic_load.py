@@ -100,7 +100,7 @@ class TopicLoad(Area):
                 self.want(seqs == sorted(set(seqs)), f"{op} shows {seqs}")
             else:
                 by = {"match": op.match} if op.kind == DELETE_TAG else {"before_seq": place}
-                done = await self._heard(op, client.delete_records(op.topic, **by))  # type: ignore[arg-type]
+                done = await self._heard(op, client.delete_records(op.topic, **by))
                 ledger.deleted(op, done.deleted)
         except TopicNotFound:
             if op.kind == DROP:
