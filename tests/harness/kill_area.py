@@ -11,6 +11,7 @@ import contextlib
 import random
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -25,6 +26,7 @@ from tests.support.server_lives import LOOK_SECONDS, Lost, Site
 # What a server that is going or coming says.
 NOT_NOW = frozenset({429, 503})
 PATIENCE_SECONDS = 30.0
+STORY_MAX = 60
 S = TypeVar("S")
 
 
@@ -123,6 +125,7 @@ class Owner(ABC, Generic[S]):
         self.area, self.name, self.state = area, name, state
         self.chance = random.Random(f"{area.seed} {area.name} {name}")
         self._begun: tuple[str, S] | None = None  # what is done, and the state if it was
+        self._story: deque[str] = deque(maxlen=STORY_MAX)  # what was done last, for a finding
 
     async def work(self) -> None:
         site = self.area.site
@@ -147,12 +150,15 @@ class Owner(ABC, Generic[S]):
     ) -> Response:
         """Make a call after which the state is `after`."""
         self._begun = (what, after)
+        life = self.area.site.life
         try:
             answer = await call
         except Lost as lost:
+            self._story.append(f"{life} {what}: {lost}")
             if not lost.unknown:
                 self._begun = None
             raise
+        self._story.append(f"{life} {what}: {answer.status}")
         self.area.want(answer.status in statuses, f"{self.name} {what}: {answer}")
         self.state, self._begun = after, None
         return answer
@@ -165,12 +171,13 @@ class Owner(ABC, Generic[S]):
             self.settled(done=False)
         elif self._begun is not None and self.fits(found, self._begun[1]):
             self.state = self._begun[1]
+            self._story.append(f"{self.area.site.life} it was done: {self._begun[0]}")
             self.settled(done=True)
         else:
             raise Violation(
                 f"{self.area.name}, {self.name}, life {self.area.site.life}: "
                 f"{differences(found, self.state)}; interrupted: "
-                f"{self._begun[0] if self._begun else 'nothing'}"
+                f"{self._begun[0] if self._begun else 'nothing'}; before: {list(self._story)}"
             )
         self._begun = None
         self.area.judged += self.weight()
@@ -187,7 +194,7 @@ class Owner(ABC, Generic[S]):
         return 1
 
 
-def differences(found: object, wanted: object, most: int = 1_500) -> str:
+def differences(found: object, wanted: object, most: int = 400) -> str:
     """The parts of two dictionaries that differ, or both whole."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         keys = [k for k in found.keys() | wanted.keys() if found.get(k) != wanted.get(k)]
