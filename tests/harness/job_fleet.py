@@ -22,6 +22,7 @@ from tests.support.server_lives import LOOK_SECONDS, Lost, Site, heard, together
 
 BATCH_MAX = 40
 PAGE = 1_000
+LOOKS_MAX = 500  # for a job that is being moved
 
 
 @dataclass
@@ -192,14 +193,20 @@ class Fleet:
     ) -> tuple[TopicState, dict[int, str], list[Letter]]:
         """The state of a queue, its jobs by seq and its dead letters, all of one moment.
 
-        A lease that a restart kept can end while they are read, and its job become a dead letter.
+        A lease that a restart kept can end while they are read, and its job become a dead letter:
+        first it is copied, then it is deleted.  What is in both places for longer is wrong.
         """
+        looks = 0
         while True:
+            looks += 1
             before = (await self._letters(client)).get(kind.name, [])
             state = await client.topic(kind.name)
             live = {r.seq: r.data["job"] for r in await read_all(client, kind.name)}
-            if before == (await self._letters(client)).get(kind.name, []):
+            same_letters = before == (await self._letters(client)).get(kind.name, [])
+            moving = {letter.job for letter in before} & set(live.values())
+            if same_letters and (not moving or looks > LOOKS_MAX):
                 return state, live, before
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def check_counters(self) -> None:
         """The last life: what the server counted is what workers were told."""

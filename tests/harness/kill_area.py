@@ -131,6 +131,9 @@ class Owner(ABC, Generic[S]):
         site = self.area.site
         while not self.area.finished:
             await site.opened()
+            if self._begun is not None:  # what comes of it is not known before it is judged
+                await asyncio.sleep(LOOK_SECONDS)
+                continue
             with contextlib.suppress(Lost):
                 async with caller(site) as calls:
                     while not self.area.finished:
