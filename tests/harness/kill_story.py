@@ -10,14 +10,12 @@ import asyncio
 import contextlib
 import os
 import random
-import shutil
-import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from tests.harness.kill_area import Area
 from tests.support.server_lives import Site, together
+from tests.support.strace import strace_works, traced
 
 LIFE_SECONDS = (0.05, 0.8)  # under load
 STUMBLE_SECONDS_MAX = 0.1
@@ -37,14 +35,6 @@ CALLS = {
     "unlink": 4,
 }
 FINISH_SECONDS = 2.0  # who is pushed jobs never finishes
-
-
-def strace_works() -> bool:
-    """Whether strace is there and may trace."""
-    if shutil.which("strace") is None:
-        return False
-    probe = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync", "true"]
-    return subprocess.run(probe, capture_output=True).returncode == 0
 
 
 class Killer:
@@ -97,23 +87,6 @@ class Killer:
         self._site.may_die()
         with traced(self._site.server.process.pid, call, rule):
             return await self._site.died(CALL_SECONDS_MAX)
-
-
-@contextlib.contextmanager
-def traced(pid: int, calls: str, rule: str) -> Iterator[None]:
-    """Have strace inject something into the calls of a process."""
-    command = ["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(pid)]
-    strace = subprocess.Popen(
-        [*command, "-e", f"trace={calls}", "-e", f"inject={rule}"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield
-    finally:
-        strace.kill()
-        strace.wait()
 
 
 def names_below(directory: Path) -> frozenset[str]:
