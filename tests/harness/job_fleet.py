@@ -202,9 +202,10 @@ class Fleet:
             before = (await self._letters(client)).get(kind.name, [])
             state = await client.topic(kind.name)
             live = {r.seq: r.data["job"] for r in await read_all(client, kind.name)}
-            same_letters = before == (await self._letters(client)).get(kind.name, [])
+            still = (await client.topic(kind.name)).queue == state.queue
+            still &= before == (await self._letters(client)).get(kind.name, [])
             moving = {letter.job for letter in before} & set(live.values())
-            if same_letters and (not moving or looks > LOOKS_MAX):
+            if still and (not moving or looks > LOOKS_MAX):
                 return state, live, before
             await asyncio.sleep(LOOK_SECONDS)
 

@@ -9,9 +9,11 @@ from tests.harness.job_worker import QUEUES
 from tests.harness.kill_area import Area
 from tests.harness.router_load import RouterLoad
 from tests.harness.s2_load import S2Load
+from tests.harness.session_load import SessionLoad
 from tests.harness.stream_load import StreamLoad
 from tests.harness.subscription_load import SubscriptionLoad
 from tests.harness.topic_load import TopicLoad
+from tests.harness.watch_load import WatchLoad
 from tests.support.server_lives import Site
 
 JOBS = 120  # of each queue
@@ -100,4 +102,6 @@ AREAS: tuple[type[Area], ...] = (
     StreamLoad,
     SubscriptionLoad,
     S2Load,
+    SessionLoad,
+    WatchLoad,
 )
