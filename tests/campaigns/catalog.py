@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.campaigns.campaign import Campaign
 from tests.campaigns.crash_states import CrashStates
 from tests.campaigns.damage import DamagedDirectories
+from tests.campaigns.kills import Kills
+from tests.campaigns.linearizability import Linearizability
 from tests.campaigns.model_runs import ModelRuns
 from tests.campaigns.soak import Soak
 
@@ -12,5 +14,7 @@ CAMPAIGNS: tuple[type[Campaign], ...] = (
     CrashStates,
     ModelRuns,
     DamagedDirectories,
+    Kills,
+    Linearizability,
     Soak,
 )

@@ -74,10 +74,15 @@ class Violation(AssertionError):
 
 
 class Ledger:
-    """The expected contents of one data directory over many runs."""
+    """The expected contents of one data directory over many runs.
 
-    def __init__(self, seed: int) -> None:
+    `timed`: answers tell the time of an append, and reads the first seq of the append that a record
+    came with; over HTTP they do not.
+    """
+
+    def __init__(self, seed: int, *, timed: bool = True) -> None:
         self.seed = seed
+        self._timed = timed
         self.acked_records = 0
         self.unsettled_kept = 0  # appends that had no answer and turned out to be stored
         self.unsettled_lost = 0
@@ -123,7 +128,7 @@ class Ledger:
         self._check(first == topic.head + 1, op, f"seqs skip: {topic.head}, {answer}")
         topic.head = first + op.rows - 1
         self.acked_records += op.rows
-        for seq, stored in _rows_of(op, first, answer.ts):
+        for seq, stored in self._rows_of(op, first, answer.ts):
             topic.records[seq] = stored
         if op.key is not None or op.claim is not None:
             self._guarded[op.name] = first
@@ -206,7 +211,7 @@ class Ledger:
     def _compare(
         self, topic: _Topic, dump: TopicDump, seen: set[tuple[int, int, int]], live: bool
     ) -> None:
-        records = {record.seq: _stored(record) for record in dump.records}
+        records = {record.seq: self._stored(record) for record in dump.records}
         _expect(len(records) == len(dump.records), "a seq twice in one reading")
         _consistent(dump)
         for seq, stored in records.items():
@@ -249,7 +254,7 @@ class Ledger:
             self.unsettled_kept += 1
             there = (seq for seq in range(head + 1, head + op.rows + 1) if seq in records)
             ts = next((records[seq].ts for seq in there), 0)
-            for seq, stored in _rows_of(op, head + 1, ts):
+            for seq, stored in self._rows_of(op, head + 1, ts):
                 extra.add(seq)
                 evicted = dump.name == CAPPED and seq < dump.earliest
                 same = records.get(seq) == stored
@@ -258,25 +263,35 @@ class Ledger:
         _expect(head == dump.head, f"the head is {dump.head}, {head} was expected")
         return extra
 
+    def _rows_of(self, op: Op, first_seq: int, ts: int) -> Iterator[tuple[int, Stored]]:
+        batch = op.batch()
+        assert batch.nodes is None or isinstance(batch.nodes, str)
+        place = first_seq if self._timed else 0
+        for row, data in enumerate(batch.data):
+            tag = batch.tags[row] if batch.tags is not None else None
+            meta = batch.metas[row] if batch.metas is not None else None
+            yield (
+                first_seq + row,
+                Stored(ts if self._timed else 0, data, tag, batch.nodes, meta, place),
+            )
+
+    def _stored(self, record: Record) -> Stored:
+        ts, place = (record.ts, record.append_first_seq) if self._timed else (0, 0)
+        return Stored(ts, record.data, record.tag, record.node, record.meta, place)
+
+    def head_of(self, name: str) -> int:
+        """The last seq that is known to be given."""
+        return self._topic(name).head
+
+    @property
+    def records(self) -> int:
+        """How many must be there."""
+        return sum(len(topic.records) for topic in self._topics.values())
+
 
 def _expect(right: bool, wrong: str) -> None:
     if not right:
         raise Violation(wrong)
-
-
-def _rows_of(op: Op, first_seq: int, ts: int) -> Iterator[tuple[int, Stored]]:
-    batch = op.batch()
-    assert batch.nodes is None or isinstance(batch.nodes, str)
-    for row, data in enumerate(batch.data):
-        tag = batch.tags[row] if batch.tags is not None else None
-        meta = batch.metas[row] if batch.metas is not None else None
-        yield first_seq + row, Stored(ts, data, tag, batch.nodes, meta, first_seq)
-
-
-def _stored(record: Record) -> Stored:
-    return Stored(
-        record.ts, record.data, record.tag, record.node, record.meta, record.append_first_seq
-    )
 
 
 def _named_by(begun: Begun, topic: _Topic) -> set[int]:

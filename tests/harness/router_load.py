@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import random
 from collections import Counter
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -138,6 +139,7 @@ class RouterLoad:
     crashes: int
     writes: int  # of each life
     fans: int
+    pace_seconds: float = 0.0  # between two writes of one writer
     acked: dict[str, dict[int, str]] = field(default_factory=dict)
     seen: dict[str, Topic] = field(default_factory=dict)
     checked: int = 0
@@ -155,14 +157,17 @@ class RouterLoad:
         await self.site.start()
         await self.create()
         self.site.open()
-        others = [self.remake(), *(self.write(number) for number in range(self.writers))]
-        await together(self.direct(), others, self.finish)
+        await together(self.direct(), self.everybody(), self.finish)
         await self.check(everything=True)
         self.site.kill()
         await self.site.deserted()
         await self.site.start()
         await self.check(everything=True)
         await self.work_off()
+
+    def everybody(self) -> list[Coroutine[None, None, None]]:
+        """Who writes, and who deletes a router and makes it again."""
+        return [self.remake(), *(self.write(number) for number in range(self.writers))]
 
     def finish(self) -> None:
         self._finished = True
@@ -218,6 +223,7 @@ class RouterLoad:
                 for n in range(chance.randint(1, 5))
             ]
             await self._append(topic, records, f"{number}-{count}")
+            await asyncio.sleep(self.pace_seconds)
             if chance.random() < 0.3:
                 await self._read_own(topic, records[-1].data["text"], chance)
 

@@ -11,20 +11,17 @@ import itertools
 import json
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.testing.process import ServerProcess
-from tests.harness.linearizability import History, chain
 from tests.support.stream_http_calls import (
     BYTES,
     JSON,
     PATIENCE_SECONDS,
     Answer,
-    Gone,
     StreamCalls,
 )
 
@@ -212,76 +209,3 @@ def test_every_acknowledged_byte_is_there_once(tmp_path: Path, cycles: int) -> N
             wanted = [message(BYTES, producer.name, number) for number in range(3)]
             assert page.body == b"".join(wanted) + b"the end"
             assert page.headers["stream-closed"] == "true"
-
-
-class Witness:
-    """Appends without numbers and reads all, and notes when each began and what it showed."""
-
-    def __init__(self, site: Site, history: History, lock: threading.Lock, name: str) -> None:
-        self._site, self._history, self._lock, self._name = site, history, lock, name
-        self._chance = random.Random(name)
-
-    def now(self) -> int:
-        with self._lock:
-            return self._history.now()
-
-    def work(self) -> None:
-        with self._site.calls() as calls:
-            for number in itertools.count():
-                if self._site.done.is_set():
-                    return
-                try:
-                    if self._chance.random() < 0.8:
-                        self._append(calls, number)
-                    else:
-                        self._read(calls)
-                except Gone:
-                    time.sleep(0.01)
-
-    def _append(self, calls: StreamCalls, number: int) -> None:
-        count = self._chance.randrange(1, 4)
-        records = [json.dumps(f"{self._name}:{number}:{at}").encode() for at in range(count)]
-        body = b"[" + b",".join(records) + b"]"
-        began = self.now()
-        try:
-            answer = calls.call("POST", "kill/order", body, {"Content-Type": JSON})
-        except Gone:
-            with self._lock:
-                self._history.lost_sight(began, records)
-            raise
-        if answer.status == 204:
-            first = int(answer.next_offset.partition("_")[2]) - count + 1
-            with self._lock:
-                self._history.appended(began, records, first)
-            self._site.answered()
-        else:
-            assert answer.status == 503, answer
-
-    def _read(self, calls: StreamCalls) -> None:
-        began = self.now()
-        bodies: list[bytes] = []
-        for page in calls.pages("kill/order", "-1"):
-            if page.status != 200:
-                return
-            bodies.append(page.body)
-        records = records_of(bodies)
-        with self._lock:
-            self._history.read(began, len(records), chain(0, records))
-
-
-def records_of(bodies: list[bytes]) -> list[bytes]:
-    return [json.dumps(value).encode() for body in bodies for value in json.loads(body)]
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("cycles", [CYCLES_FEW, pytest.param(CYCLES, marks=pytest.mark.slow)])
-def test_appends_and_reads_fit_one_order(tmp_path: Path, cycles: int) -> None:
-    """The number in an offset is the place of a message among all, also over kills."""
-    history, lock = History(), threading.Lock()
-    with site_on(tmp_path) as site, site.calls() as calls:
-        assert calls.create("kill/order", JSON).status == 201
-        witnesses = [Witness(site, history, lock, f"w{number}") for number in range(PRODUCERS)]
-        site.live(cycles, [witness.work for witness in witnesses])
-        log = records_of([page.body for page in calls.pages("kill/order", "-1")])
-    history.check(log)
-    assert history.reads

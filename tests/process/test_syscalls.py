@@ -11,7 +11,6 @@ import copy
 import random
 import re
 import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from headrace.core.runtime import StepRuntime
 from headrace.engine.engine import Engine
 from headrace.storage.fs import RealFilesystem
 from tests.harness.traffic import CHECKPOINT, dump, small_policy, small_settings
+from tests.support.strace import QUICKLY, STRACE, strace_works
 
 SEED = 5
 # The points are taken from a shorter run than the one they are used in, so that each is reached.
@@ -42,17 +42,6 @@ POINTS = {
     "unlink": 3,
 }
 FIRST_OF = 4
-STRACE = ("strace", "-f", "-qq")
-# Leaves all other calls at full speed; but then signals are not delivered to the first thread.
-QUICKLY = "--seccomp-bpf"
-
-
-def strace_works() -> bool:
-    if shutil.which("strace") is None:
-        return False
-    probe = [*STRACE, QUICKLY, "-o", "/dev/null", "-e", "trace=fsync", "true"]
-    return subprocess.run(probe, capture_output=True).returncode == 0
-
 
 pytestmark = pytest.mark.skipif(
     not strace_works(), reason="strace is not installed, or may not trace here"

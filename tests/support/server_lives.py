@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Self, TypeVar
 
 from headrace.client import AsyncClient
@@ -26,7 +27,7 @@ class Lost(Exception):
     """A request without an answer; `unknown`: it may have been done."""
 
     def __init__(self, *, unknown: bool) -> None:
-        super().__init__()
+        super().__init__("it may have been done" if unknown else "it was not done")
         self.unknown = unknown
 
 
@@ -35,6 +36,7 @@ class Site:
 
     def __init__(self, directory: str | os.PathLike[str], **settings: str | int) -> None:
         self.life = 0
+        self.kills = 0
         self.ending = True  # it is down, or going down
         self._up = asyncio.Event()
         self._directory = directory
@@ -54,11 +56,16 @@ class Site:
         assert self._server is not None
         return self._server
 
-    async def start(self, *, stumbling: bool = False) -> None:
-        """Start it; `stumbling`: at the second try.  It is not open before somebody says so."""
-        if stumbling:
+    async def start(self, *, stumbling: bool = False, stumbles: Sequence[float] = ()) -> None:
+        """Start it; it is not open before somebody says so.
+
+        `stumbling`: it is killed as soon as it runs, and started once more; `stumbles`: so many
+        times, each so many seconds after it runs, which is while it recovers.
+        """
+        for seconds in (0.0,) if stumbling else stumbles:
             self._launch()
-            self.server.kill()
+            await asyncio.sleep(seconds)
+            self.kill()
         self._launch()
         self.life += 1
         self.ending = False
@@ -75,9 +82,23 @@ class Site:
             self._directory, variables=None, stderr=None, module="headrace", **self._settings
         )
 
+    def may_die(self) -> None:
+        """Whatever ends from now on may end because the server does; it still serves."""
+        self.ending = True
+
     def kill(self) -> None:
         self._end()
         self.server.kill()
+        self.kills += 1
+
+    async def died(self, seconds: float) -> bool:
+        """Whether it ends by itself within so many seconds, as a death that was arranged."""
+        process, deadline = self.server.process, time.monotonic() + seconds
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(LOOK_SECONDS / 10)
+        return True
 
     async def stop(self) -> None:
         """A clean stop; what is under way gets its answers."""

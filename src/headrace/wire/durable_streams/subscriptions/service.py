@@ -110,9 +110,11 @@ class Subscriptions:
 
     def _load_ended(self, ticket: Ticket[None]) -> None:
         self._loading = False
-        if ticket.error is not None:
+        error = ticket.error
+        if error is not None and not (isinstance(error, HeadraceError) and error.retryable):
+            # What can be retried, such as a start that is under way, is: at the next tick.
             # Once: whoever asks for one hears of it, and so does a probe.
-            self._problem = f"the subscriptions cannot be read: {ticket.error}"
+            self._problem = f"the subscriptions cannot be read: {error}"
             log.error("%s", self._problem)
 
     # Clients' calls

@@ -7,7 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from headrace.core.clock import ManualClock, SeededRandom
+from headrace.core.runtime import StepRuntime
+from headrace.engine.engine import Engine
 from headrace.storage.block import Batch
+from headrace.testing.simdisk import SimDisk
 from tests.support.subscribed_servers import SUBSCRIPTIONS, SubscribedServer
 
 StartServer = Callable[..., SubscribedServer]
@@ -101,3 +105,28 @@ def test_events_are_summed_up_and_older_records_deleted(start: StartServer) -> N
     cursors = server.cursors("s")
     server = start()
     assert server.cursors("s") == cursors
+
+
+def test_a_tick_during_recovery_costs_no_subscription(
+    start: StartServer, clock: ManualClock, disk: SimDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing can be read before the engine is ready; that is no damage, and is tried again."""
+    server = start()
+    server.subscribe("s", pattern="*")
+    server.append("a")
+    server.engine.abandon()
+    engine = Engine(disk, StepRuntime(clock), server.engine.settings, random=SeededRandom(1))
+    server = SubscribedServer(engine, clock)
+    known: list[bool] = []
+
+    def tick(_part: float) -> None:
+        known.append(engine.find("_subscriptions") is not None)
+        server.wait(0)
+
+    engine.recover(tick)
+    assert any(known), "no tick came late enough"
+    assert "cannot be read" not in caplog.text
+    assert not server.context.problems()
+    server.wait(0)
+    assert server.the_post().json["subscription_id"] == "s"
+    engine.abandon()
