@@ -83,7 +83,16 @@ def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
         table.add(route, native)
     context.open_streams.write_to_all = write_to_all
     access = AccessControl(settings, keys)
-    app = App(settings, table, access, engine.runtime, metrics, context.memory, engine.loading)
+    app = App(
+        settings,
+        table,
+        access,
+        engine.runtime,
+        metrics,
+        context.memory,
+        engine.loading,
+        context.request_memory,
+    )
 
     sources = metrics.sources
     sources.open_connections.add(lambda: len(app.connections))

@@ -159,7 +159,7 @@ class LongPoll:
             self._deadline = self._polls.deadlines.add(self._wait_ms, self.end_wait)
             self._polls.waiting.add(self)
             self._exchange.on_abort = self._give_up
-            self._exchange.body = b""  # it may be large, and has been read
+            self._exchange.let_go_body()  # it may be large, and has been read
         # The cursor moves past what was left out, so that it is not looked at again.
         # A time that is yet to come stays what is waited for.
         if self._request.from_ts is None:

@@ -14,6 +14,7 @@ from headrace.engine.live.hub import LiveHub
 from headrace.metrics.requests import Metrics
 from headrace.wire.long_poll import LongPolls
 from headrace.wire.open_streams import OpenStreams
+from headrace.wire.request_memory import Budget
 from headrace.wire.response_memory import ResponseMemory
 
 
@@ -25,8 +26,9 @@ class ServerContext:
         self.settings = settings
         self.metrics = metrics
         self.memory = ResponseMemory(settings.response_memory_bytes_max)
+        self.request_memory = Budget(settings.request_memory_bytes_max)
         self.polls = LongPolls(engine)
-        self.open_streams = OpenStreams(LiveHub(engine), settings, metrics)
+        self.open_streams = OpenStreams(LiveHub(engine), settings, metrics, self.request_memory)
         metrics.sources.longpoll_connections.add(lambda: len(self.polls.waiting))
         # By name, the parts that may stop working while all else goes on; each says why it has
         # stopped, or nothing.

@@ -2,8 +2,9 @@
 
 Only this file connects `websocket_frames.py` to a live stream: messages go to the dialect, pings
 are the heartbeats, and a connection ends with the closing handshake.  A client that sends messages
-and reads no answers is closed.  What a message means is the dialect's business; its encoder returns
-whole frames (`text_frame`).
+and reads no answers is closed, and so is one whose message has no room beside those of others
+(`request_memory.py`).  What a message means is the dialect's business; its encoder returns whole
+frames (`text_frame`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from headrace.core.errors import OutOfResources
 from headrace.engine.live.follower import ViewT
 from headrace.wire.live_stream import LiveStream, StreamClient, StreamEncoder
 from headrace.wire.open_streams import OpenStreams
+from headrace.wire.request_memory import FREE_MESSAGE_BYTES, no_memory
 from headrace.wire.websocket_frames import (
     BROKEN,
     GOING_AWAY,
     INVALID_TEXT,
     TOO_SLOW,
+    TRY_LATER,
     Incoming,
     text_frame,
 )
@@ -30,7 +33,7 @@ REPLIES_UNREAD_MAX: Final = 1_000
 class WebSocketStream(LiveStream[ViewT]):
     """One connection."""
 
-    __slots__ = ("_incoming", "_replies_unread")
+    __slots__ = ("_arriving", "_incoming", "_replies_unread")
     kind = "ws"
 
     def __init__(
@@ -43,6 +46,7 @@ class WebSocketStream(LiveStream[ViewT]):
         super().__init__(streams, encoder, client)
         self._incoming = Incoming(message_bytes_max)
         self._replies_unread = 0
+        self._arriving = 0  # bytes of a message in part that count as memory of requests
         client.outlet.on_data = self._received
 
     # What a dialect adds
@@ -66,6 +70,7 @@ class WebSocketStream(LiveStream[ViewT]):
         if self._incoming.out_of_memory:
             # Before the close, which the protocol has begun.
             super().write(self._encoder.error(OutOfResources.told("nothing")))
+        self._count_arriving(self._incoming.partial_bytes)
         for is_text, message in messages:
             if self.closed:
                 return
@@ -76,6 +81,19 @@ class WebSocketStream(LiveStream[ViewT]):
             else:
                 self.close(INVALID_TEXT, "the text is not UTF-8")
         self._flush()
+
+    def _count_arriving(self, size: int) -> None:
+        """Count what has come of a message; close the connection if there is no room for it."""
+        counted = max(0, size - FREE_MESSAGE_BYTES)
+        memory, more = self._streams.request_memory, counted - self._arriving
+        if more <= 0:
+            memory.give(-more)
+        elif not memory.take(more):
+            self._metrics.rejected("request_memory")
+            self.write(self._encoder.error(no_memory(memory.limit)))
+            self.close(TRY_LATER, "too many large messages arrive at once")
+            return
+        self._arriving = counted
 
     def reply(self, *texts: bytes) -> None:
         """Send answers to messages; close the connection if too many are unread."""
@@ -112,6 +130,11 @@ class WebSocketStream(LiveStream[ViewT]):
         self._flush()
 
     # The end
+
+    def ended(self) -> None:
+        self._streams.request_memory.give(self._arriving)
+        self._arriving = 0
+        self._incoming.drop()
 
     def fail(self, error: BaseException) -> None:
         if not self.closed:

@@ -324,7 +324,7 @@ class Http1Connection(Pipeline):
 
     def tick(self, now_ms: int) -> None:
         """Close or refuse what takes too long; a change since the last tick is progress."""
-        if self._waiting_bodies and self._was_reset():
+        if self._paused and self._was_reset():
             self.abort()
             return
         outlet = self.outlet

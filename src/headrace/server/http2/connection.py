@@ -170,8 +170,6 @@ class Http2Connection(asyncio.Protocol):
             self._held.append(exchange)
 
     def _hand_over(self, exchange: Http2Exchange) -> None:
-        if not exchange.streamed:  # pieces count until they are taken
-            self._give_budget(exchange)
         self.app.handle(exchange)
 
     def may_answer(self) -> bool:
