@@ -51,6 +51,11 @@ class Usage:
         self._hours = _Buckets(HOUR_S, HOURS_KEPT)
         self._classes: set[str] = set()
 
+    @property
+    def entries(self) -> int:
+        """How many figures are held."""
+        return self._minutes.entries + self._hours.entries
+
     # Counting
 
     def count_op(self, op: str, basin: str | None) -> None:
@@ -126,7 +131,7 @@ class _Buckets:
         self._all: dict[int, dict[Figure, int]] = {}  # by when it began, oldest first
         self._newest: dict[Figure, int] = {}
         self._next_s = 0  # when the newest one is over
-        self._entries = 0  # of all of them
+        self.entries = 0  # of all of them
 
     def add(self, figure: Figure, count: int, now_s: int) -> None:
         """Add to a figure of now."""
@@ -154,12 +159,12 @@ class _Buckets:
 
     def _make_room(self) -> None:
         """Make room for one figure; those of now are kept, however many there are."""
-        self._entries += 1
-        while self._entries > ENTRIES_MAX and len(self._all) > 1:
+        self.entries += 1
+        while self.entries > ENTRIES_MAX and len(self._all) > 1:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        self._entries -= len(self._all.pop(next(iter(self._all))))
+        self.entries -= len(self._all.pop(next(iter(self._all))))
 
     def between(self, start: int, end: int) -> Iterable[tuple[int, dict[Figure, int]]]:
         """The intervals that overlap a range of time, oldest first."""
