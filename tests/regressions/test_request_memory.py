@@ -16,6 +16,7 @@ import pytest
 
 from headrace.core.settings import Settings
 from headrace.server.http1.pipeline import WAITING_BYTES_MAX
+from headrace.server.http2.limits import FREE_STREAMS, STREAM_BYTES
 from headrace.wire.exchange import Exchange
 from headrace.wire.routes import READ, WRITE, Route
 from tests.support.http2_client import Client
@@ -142,3 +143,20 @@ def test_what_is_unpacked_counts_by_its_size(server: Served, slow: Slow) -> None
     assert used(server) == 0
     for sock in socks:
         sock.close()
+
+
+@pytest.mark.parametrize("sent", ["large heads", "many streams"])
+def test_heads_of_http2_streams_count(server: Served, sent: str) -> None:
+    """A head of 60 KB takes 20 bytes on the wire, once its fields are in the table."""
+    pad = [(b"x-pad", b"v" * 3_900)] * 15 if sent == "large heads" else []
+    count = 30 if pad else FREE_STREAMS + 100
+    with Client(server) as client:
+        for number in range(count):
+            client.start(b"POST", b"/write?n=%d" % number, pad, end=False)
+        least = count * 58_000 if pad else 100 * STREAM_BYTES
+        server.wait(lambda: used(server) >= least)
+        refused = [client.start(b"POST", b"/write?m=%d" % n, pad, end=False) for n in range(20)]
+        if pad:
+            assert client.finish(refused[-1]).status == 429
+    server.wait(lambda: not server.app.connections)
+    assert used(server) == 0

@@ -46,12 +46,12 @@ def _hold_records(holders: Holders, figures: Figures, settings: Settings) -> Non
         ),
         Holder(
             "read_cache", "Verified blocks of sealed files.",
-            "`read_cache_bytes`, within `memory_budget_bytes`",
+            "`read_cache_bytes`",
             0, settings.read_cache_bytes, None, lambda: memory("read_cache"),
         ),
         Holder(
             "tag_index", "Tags of unsealed records.",
-            "`tag_index_bytes_max`, within `memory_budget_bytes`",
+            "`tag_index_bytes_max`",
             0, settings.tag_index_bytes_max, None, lambda: memory("tag_index"),
         ),
         Holder(

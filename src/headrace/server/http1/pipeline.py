@@ -22,7 +22,7 @@ from headrace.wire.routes import is_read
 
 # What is kept of the bytes behind a request that asks for another protocol, until it is answered.
 LEFTOVER_BYTES_MAX = 64 * 1024
-# Bodies that wait for the requests before them: beyond this, no more is read from the client.
+# Requests that wait for those before them: beyond this, no more is read from the client.
 WAITING_BYTES_MAX = 64 * 1024
 
 
@@ -113,7 +113,7 @@ class Pipeline(KnownRequests):
         queue, handled = self.queue, self._handled
         if len(queue) <= handled:
             return False  # nearly always: none waits
-        return sum([len(left.body) for left in islice(queue, handled, None)]) > WAITING_BYTES_MAX
+        return sum(map(_size_of, islice(queue, handled, None))) > WAITING_BYTES_MAX
 
     def _hand_over_all(self) -> None:
         held_max = self.app.settings.stream_pending_bytes
@@ -302,3 +302,8 @@ class Pipeline(KnownRequests):
         ):
             self._paused = False
             transport.resume_reading()
+
+
+def _size_of(exchange: Http1Exchange) -> int:
+    """What a request that waits holds: its body, and what its head says."""
+    return len(exchange.body) + len(exchange.path) + sum(map(len, exchange.headers.values()))

@@ -39,6 +39,7 @@ class Http2Exchange(TransportExchange):
     # Of the pieces that wait for their handler: bytes whose part of the connection's window was
     # given back already, so that other streams go on; they count as `budgeted`.
     lent_bytes = 0
+    head_bytes = 0  # of its head, that count as memory of requests
     outlet: Http2Outlet | None = None
     pending: deque[bytes | memoryview] | None = None  # of the answer, not framed yet
     pending_bytes = 0
