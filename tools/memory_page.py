@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from headrace.cli.compose import compose
+from headrace.cli.compose import Server, compose
 from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.limits import GIB, KIB, MIB
 from headrace.core.runtime import StepRuntime
@@ -20,7 +20,6 @@ from headrace.metrics.holders import (
     COPIES_OF_A_BODY,
     HEAP_SHARE,
     SEGMENTS_AT_WORK,
-    Holders,
     memory_budget,
 )
 from headrace.server.auth import KeyRing
@@ -94,13 +93,13 @@ dialect and as many as are allowed, and holds the process to this page. This pag
 """
 
 
-def holders(settings: Settings) -> Holders:
-    """What a server with these settings may hold."""
+def served(settings: Settings) -> Server:
+    """A server with these settings, which serves nothing."""
     runtime = StepRuntime(ManualClock())
     engine = Engine(SimDisk(), runtime, settings, random=SeededRandom(1))
     server = compose(settings, engine, KeyRing.parse(""))
     engine.abandon()
-    return server.app.metrics.sources.holders
+    return server
 
 
 def shown(size: int) -> str:
@@ -119,7 +118,7 @@ def shown(size: int) -> str:
 
 def page() -> str:
     settings = Settings()
-    held = holders(settings)
+    held = served(settings).app.metrics.sources.holders
     kinds = held.kinds
     streams = kinds["connection"].most + kinds["sse"].most
     parts = [
