@@ -44,8 +44,8 @@ The most that the process takes is
     + an eighth of that sum, for what the heap cannot give back
 
 which is **{total}** with the settings a server has by itself. `headrace_held_bytes_max` is the same
-with the settings it has. It is what callers that are all hostile at the same time could bring about;
-a server that takes appends as fast as it can stays below 350 MB. Most of it is for connections and
+with the settings it has. It is what callers that are all hostile at once could bring about; a
+server that takes appends as fast as it can stays below 350 MB. Most of it is for connections and
 streams whose clients take nothing, {streams} of it: to give a server less, lower `max_connections`,
 `max_sse_connections` and `stream_pending_bytes` first.
 
@@ -74,16 +74,17 @@ A kind that has nothing in the last column counts as part of the one above it.
 | a lease | `lease_ms` of its claim; the job is out until it is done |
 | a manifest's files | `manifest_pin_ms` |
 | a webhook | 15 s |
-| topics, producers, routers, pipelines, subscriptions, basins, tokens | until they are deleted; a token, until it expires |
+| topics, producers, routers, pipelines, subscriptions, basins | until they are deleted |
+| an access token | until it is revoked or expires |
 
-What was held is free for others at once, and what large bodies needed goes back to the system within
-seconds.
+What was held is free for others at once, and what large bodies needed goes back to the system
+within seconds.
 
 ## What grows with what is stored
 
-Beside the table, each sealed file takes about a kilobyte in memory and a descriptor, however much it
-holds; files of small topics are merged, so there is about one for each `segment_max_bytes`. A topic
-with `cold_reads` remembers which records were deleted of what only the lake has, in at most 1 MiB
+Beside the table, each sealed file takes about a kilobyte in memory and a descriptor, however much
+it holds; files of small topics are merged, so there is about one for each `segment_max_bytes`. A
+topic with `cold_reads` remembers which records were deleted of what only the lake has, in at most 1 MiB
 (`erased_bytes_max`), and a topic that routers feed at most 10,000 ranges that their source had lost
 (`source_trims_max`).
 

@@ -226,7 +226,7 @@ class Metrics:
         )
         registry.gauge(
             "headrace_http_request_body_bytes",
-            "Bodies in memory of requests that are arriving or in progress.",
+            "Bodies in memory of requests that are arriving or in progress, and messages in part.",
             lambda: sources.request_body_bytes(),
         )
         registry.gauge(
