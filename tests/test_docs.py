@@ -63,8 +63,9 @@ def test_every_endpoint_is_on_the_page(tmp_path: Path) -> None:
     assert not missing, missing
 
 
-def test_the_metrics_page_is_what_the_code_registers() -> None:
-    command = [sys.executable, str(ROOT / "tools" / "metrics_page.py"), "--check"]
+@pytest.mark.parametrize("tool", ["metrics_page.py", "memory_page.py"])
+def test_the_pages_of_metrics_and_memory_are_what_the_code_says(tool: str) -> None:
+    command = [sys.executable, str(ROOT / "tools" / tool), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -35,7 +35,7 @@ def read(events: list[Event]) -> dict[str, list[int]]:
 
 
 def held(live: Live) -> int:
-    return live.metrics.sources.held_bytes["watch_session"]()
+    return live.metrics.sources.holders.bytes_of("watch_session")
 
 
 def events_so_far(watcher: Watcher) -> list[Event]:

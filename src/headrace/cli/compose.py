@@ -22,6 +22,7 @@ from headrace.server.access import AccessControl
 from headrace.server.app import App
 from headrace.server.auth import KeyRing
 from headrace.server.fan_out import write_to_all
+from headrace.server.holders import hold_app
 from headrace.server.http1.connection import Http1Connection
 from headrace.server.http1.heads import KnownHeads
 from headrace.server.outbound_posts import HttpPosts
@@ -83,16 +84,26 @@ def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
         table.add(route, native)
     context.open_streams.write_to_all = write_to_all
     access = AccessControl(settings, keys)
-    app = App(settings, table, access, engine.runtime, metrics, context.memory, engine.loading)
+    app = App(
+        settings,
+        table,
+        access,
+        engine.runtime,
+        metrics,
+        context.memory,
+        engine.loading,
+        context.request_memory,
+    )
 
     sources = metrics.sources
     sources.open_connections.add(lambda: len(app.connections))
     sources.request_body_bytes.add(lambda: app.budget.used)
     sources.response_pending_bytes.add(lambda: app.pending_bytes)
-    sources.held_bytes["api_key"].add(lambda: keys.held_bytes)
+    heads = KnownHeads()
+    hold_app(sources.holders, app, keys, heads)
     sources.parked_requests.add(lambda: app.parked)
     watch = watch_process(metrics, engine.runtime, resident_bytes)
-    return Server(app, watch, engine, context, KnownHeads())
+    return Server(app, watch, engine, context, heads)
 
 
 def _shortest_heartbeat_ms() -> int:

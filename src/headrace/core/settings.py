@@ -227,6 +227,9 @@ class Settings:
     producers_per_topic_max: Annotated[
         int, _count("Producers a topic remembers; a new one beyond them answers 422.")
     ] = 100_000
+    producers_max: Annotated[
+        int, _count("Producers all topics remember; a new one beyond them answers 422.")
+    ] = 1_000_000
     appends_per_producer_max: Annotated[
         int,
         _count(
@@ -240,6 +243,7 @@ class Settings:
     max_total_bytes: Annotated[int, _size("Most live bytes of all topics; 0: no bound.", 0)] = 0
 
     jobs_out_max: Annotated[int, _count("Jobs of one queue delivered and not done.")] = 200_000
+    all_jobs_out_max: Annotated[int, _count("The same of all queues.")] = 1_000_000
     claims_waiting_max: Annotated[int, _count("Claims of one queue that are being gathered.")] = (
         10_000
     )
@@ -251,6 +255,9 @@ class Settings:
     max_sse_connections_per_key: Annotated[
         int, _count("The same for one API key; 0: no bound.", 0)
     ] = 1_000
+    max_long_polls: Annotated[int, _count("Most reads that wait for records; 0: no bound.", 0)] = (
+        20_000
+    )
     max_inflight_per_key: Annotated[
         int, _count("Requests in progress of one API key; 0: no bound.", 0)
     ] = 1_000

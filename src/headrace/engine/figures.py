@@ -13,6 +13,8 @@ from typing import NamedTuple
 from headrace.core.errors import NotReady
 from headrace.core.telemetry import BATCH_RECORDS, LATENCY_NS, SECONDS_PER_NS, Histogram, add_up
 from headrace.engine.queues.operations import Queues
+from headrace.engine.reading.manifest import Manifests
+from headrace.engine.reading.read import Reader
 from headrace.engine.recovery.startup import Startup
 from headrace.engine.routers.directory import RouterDirectory
 from headrace.engine.sealing.checkpointer import Checkpointer
@@ -44,12 +46,16 @@ class Figures:
         routers: RouterDirectory,
         queues: Queues,
         checkpointer: Checkpointer,
+        reader: Reader,
+        manifests: Manifests,
     ) -> None:
         self._state = state
         self._startup = startup
         self._routers = routers
         self._queues = queues
         self._checkpointer = checkpointer
+        self._reader = reader
+        self._manifests = manifests
         self._started_ns = state.clock.monotonic_ns()
 
     @property
@@ -186,6 +192,31 @@ class Figures:
     @property
     def idempotency_entries(self) -> int:
         return self._state.keys.entries
+
+    @property
+    def producers(self) -> int:
+        """Producers that all topics remember."""
+        return self._state.producer_memory.producers if self.ready else 0
+
+    @property
+    def jobs_out(self) -> int:
+        """Jobs of all queues that were delivered and are not done."""
+        return self._queues.jobs_out if self.ready else 0
+
+    @property
+    def fences(self) -> int:
+        """Streams with a token that a writer has to know, if it gives one."""
+        return self._state.totals.fences if self.ready else 0
+
+    @property
+    def recent_page_bytes(self) -> int:
+        """Pages that were read lately."""
+        return self._reader.recent_bytes
+
+    @property
+    def manifest_pins(self) -> int:
+        """Manifests whose files are kept."""
+        return len(self._manifests)
 
     @property
     def producer_appends(self) -> int:

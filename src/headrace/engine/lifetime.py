@@ -85,7 +85,13 @@ class EngineLifetime:
             state, lambda: Recovery(state, self._store, self._files, self._router_directory)
         )
         self.figures = Figures(
-            state, self._startup, self._router_directory, self.queues, self._checkpointer
+            state,
+            self._startup,
+            self._router_directory,
+            self.queues,
+            self._checkpointer,
+            self._reader,
+            self.manifests,
         )
         self.own_files: Final = OwnFiles(fs, runtime)
         self.clock: Final = state.clock  # engine time

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
+from headrace.core.settings import Settings
 from headrace.core.telemetry import (
     Counter,
     Described,
@@ -21,6 +22,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.figures import Figures
 from headrace.engine.topics.topic import Topic
 from headrace.metrics.archive import watch_archives
+from headrace.metrics.engine_holders import hold_engine
 from headrace.metrics.queues import watch_queues
 from headrace.metrics.requests import Metrics
 from headrace.metrics.scheduler import watch_scheduler
@@ -49,7 +51,7 @@ def watch_engine(metrics: Metrics, engine: Engine) -> None:
     """Register everything that is read from an engine."""
     figures = engine.figures
     _topics(metrics, engine)
-    _serving(metrics, figures)
+    _serving(metrics, figures, engine.settings)
     _log(metrics, figures)
     _log_by_unit(metrics, figures)
     _recovery(metrics, engine)
@@ -141,7 +143,7 @@ def _tier_lines(figures: Figures) -> Iterator[str]:
         yield f'{described.head}{name}{{tier="hot"}} {hot}\n{name}{{tier="cold"}} {cold}\n'
 
 
-def _serving(metrics: Metrics, figures: Figures) -> None:
+def _serving(metrics: Metrics, figures: Figures, settings: Settings) -> None:
     registry, sources = metrics.registry, metrics.sources
     registry.gauge(
         "headrace_sse_connections", "Open SSE streams.", lambda: sources.sse_connections()
@@ -149,15 +151,8 @@ def _serving(metrics: Metrics, figures: Figures) -> None:
     registry.gauge(
         "headrace_watch_sessions", "Watch sessions kept.", lambda: sources.watch_sessions()
     )
-    held = sources.held_bytes
-    held["router"].add(lambda: figures.router_bytes)
-    held["topic_config"].add(lambda: figures.topic_config_bytes)
-    registry.read_gauges(
-        "headrace_held_bytes",
-        "What callers made the server hold in memory, by kind; `<kind>s_bytes_max` bounds it.",
-        ("kind",),
-        lambda: [((kind,), figure()) for kind, figure in held.items()],
-    )
+    hold_engine(sources.holders, figures, settings)
+    sources.holders.watch(registry, settings)
     registry.gauge("headrace_ready", "1 once recovery is done.", lambda: int(figures.ready))
     registry.gauge("headrace_recovery_progress", "From 0 to 1.", lambda: figures.recovery_progress)
     registry.gauge("headrace_uptime_ms", "Since the start.", lambda: figures.uptime_ms)

@@ -8,7 +8,7 @@ what the engine knows, `process.py` what the process knows.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 import headrace
@@ -21,8 +21,7 @@ from headrace.core.telemetry import (
     Histogram,
     Registry,
 )
-
-Read = Callable[[], int]
+from headrace.metrics.holders import Holders, Read
 
 # Which answers are refusals, and what they are counted as.
 REFUSALS: Final = {
@@ -37,10 +36,6 @@ REFUSALS: Final = {
 # A path that no route has: one series for all of them, whatever the path and the method were.
 UNROUTED: Final = "(none)"
 JOB_EVENTS: Final = ("claimed", "pushed", "acked", "nacked", "extended", "redriven")
-# Whose bytes are bounded by two settings each: of one, and of all.
-HELD_KINDS: Final = (
-    "watch_session", "router", "pipeline", "subscription", "topic_config", "api_key",
-)  # fmt: skip
 LAG_RECORDS: Final = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
 
@@ -98,7 +93,7 @@ class Sources:
         self.degraded_parts = SharedFigure()
         self.request_body_bytes = SharedFigure()
         self.response_pending_bytes = SharedFigure()
-        self.held_bytes = {kind: SharedFigure() for kind in HELD_KINDS}
+        self.holders = Holders()
 
 
 class _OfRoute:
@@ -231,7 +226,7 @@ class Metrics:
         )
         registry.gauge(
             "headrace_http_request_body_bytes",
-            "Bodies in memory of requests that are arriving or in progress.",
+            "Bodies in memory of requests that are arriving or in progress, and messages in part.",
             lambda: sources.request_body_bytes(),
         )
         registry.gauge(

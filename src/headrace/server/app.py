@@ -28,8 +28,9 @@ from headrace.server.freed_memory import FreedMemory, keep_freed_blocks
 from headrace.server.memory_reserve import MemoryReserve
 from headrace.server.refusals import no_memory
 from headrace.server.turn import Turn
-from headrace.server.waiting import Budget, WaitingRequests
+from headrace.server.waiting import WaitingRequests
 from headrace.wire.exchange import Exchange, Headers
+from headrace.wire.request_memory import Budget
 from headrace.wire.response_memory import ResponseMemory
 from headrace.wire.routes import Route, RouteTable
 
@@ -83,6 +84,7 @@ class App:
         metrics: Metrics,
         memory: ResponseMemory | None = None,
         loading: LoadingTopics | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.memory = memory or ResponseMemory(settings.response_memory_bytes_max)
         self.settings = settings
@@ -94,7 +96,7 @@ class App:
         self.clock = runtime.clock
         self.now_ns = runtime.clock.monotonic_ns
         self.state: State = "starting"
-        self.budget = Budget(settings.request_memory_bytes_max)
+        self.budget = budget or Budget(settings.request_memory_bytes_max)
         self.passing_bytes = 0  # of bodies that were unpacked, or taken in pieces
         self.connections: set[TransportConnection] = set()
         self.pending_bytes = 0  # of answers not yet taken, as of the last tick
@@ -318,7 +320,7 @@ class App:
                 return
             try:
                 assert isinstance(value, bytes)
-                exchange.body = value
+                self._take_decoded(exchange, value)
                 self._call_handler(route, exchange)
             except Exception as failure:  # noqa: BLE001 - as in `handle`
                 exchange.fail(failure)
@@ -326,18 +328,30 @@ class App:
         if len(body) <= INLINE_CODING_BYTES_MAX // 8:
             decoded(decode_body(body, encoding, bytes_max), None)
             return
-        if not self.budget.take(len(body)):
+        waiting = len(body) - exchange.budgeted
+        if not self.budget.take(waiting):
             raise no_memory(self.budget.limit)
 
         def done(value: object, error: BaseException | None) -> None:
-            self.budget.give(len(body))
+            self.budget.give(waiting)
             decoded(value, error)
 
         try:
             self._runtime.submit(CODING_LANE, lambda: decode_body(body, encoding, bytes_max), done)
         except MemoryError:
-            self.budget.give(len(body))
+            self.budget.give(waiting)
             raise OutOfResources.told("nothing") from None
+
+    def _take_decoded(self, exchange: Exchange, body: bytes) -> None:
+        """Put a decompressed body in the place of what was sent, if there is memory for it."""
+        exchange.let_go_body()
+        if len(body) > INLINE_CODING_BYTES_MAX:
+            if not self.budget.take(len(body)):
+                self.metrics.rejected("request_memory")
+                raise no_memory(self.budget.limit)
+            self.passing_bytes -= len(body)  # `taken` tells of it
+            exchange.budgeted = len(body)
+        exchange.body = body
 
     # Its answer
 

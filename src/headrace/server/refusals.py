@@ -11,8 +11,8 @@ from headrace.core.errors import (
     InvalidRequest,
     PayloadTooLarge,
     RequestTimeout,
-    Throttled,
 )
+from headrace.wire.request_memory import no_memory as no_memory
 
 
 def headers_too_large(bytes_max: int) -> HeadersTooLarge:
@@ -38,19 +38,6 @@ def body_too_large(bytes_max: int) -> PayloadTooLarge:
         f"a body of more than {bytes_max} bytes",
         fix="send less at a time, or raise HEADRACE_MAX_BODY_BYTES",
         detail={"max": bytes_max},
-    )
-
-
-def no_memory(bytes_max: int) -> Throttled:
-    """The error when `request_memory_bytes_max` has no room for more of a body.
-
-    >>> no_memory(1024).detail["limit"]
-    'request_memory_bytes_max'
-    """
-    return Throttled(
-        "too many large bodies arrive at once",
-        fix="retry after a moment, or raise HEADRACE_REQUEST_MEMORY_BYTES_MAX",
-        detail={"limit": "request_memory_bytes_max", "max": bytes_max},
     )
 
 

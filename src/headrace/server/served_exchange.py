@@ -73,7 +73,13 @@ class ServedExchange(Exchange):
 
     def _let_go(self) -> None:
         """Drop what only the request needed: its answer has been decided."""
+        self.let_go_body()
+
+    def let_go_body(self) -> None:
         self.body = b""
+        if self.budgeted and not self.streamed:  # pieces count until they are taken
+            self._connection.app.budget.give(self.budgeted)
+            self.budgeted = 0
 
     def _send(self, status: int, body: bytes, content_type: bytes, headers: Headers) -> None:
         """Frame a whole answer and send it when its turn comes."""

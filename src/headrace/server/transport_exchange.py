@@ -191,6 +191,7 @@ class TransportExchange(ServedExchange):
     def abandon(self) -> None:
         """End an exchange without an answer: tell its handler that the client left."""
         self.answered = True
+        self.let_go_body()
         callback, self.on_abort = self.on_abort, None
         try:
             if callback is not None:

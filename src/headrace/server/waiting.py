@@ -15,31 +15,8 @@ from headrace.core.settings import Settings
 from headrace.engine.topics.loading import LoadingTopics
 from headrace.server.refusals import no_memory
 from headrace.wire.exchange import Exchange
+from headrace.wire.request_memory import Budget
 from headrace.wire.routes import Route
-
-
-class Budget:
-    """A number of bytes that all requests share."""
-
-    __slots__ = ("limit", "taken", "used")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self.taken = 0  # since the server began
-
-    def take(self, amount: int) -> bool:
-        """Take bytes if the limit allows it; whether it did."""
-        if self.used + amount > self.limit:
-            return False
-        self.used += amount
-        self.taken += amount
-        return True
-
-    def give(self, amount: int) -> None:
-        """Give back bytes that were taken."""
-        self.used -= amount
-        assert self.used >= 0, self.used
 
 
 class WaitingRequests:
@@ -79,7 +56,7 @@ class WaitingRequests:
         """Let a request wait, or raise."""
         if self._loading.failed or len(self._parked) >= self._settings.parked_requests_max:
             raise self._refusal(exchange)
-        size = len(exchange.body)
+        size = len(exchange.body) - exchange.budgeted
         if not self._budget.take(size):
             raise no_memory(self._budget.limit)
         self._parked.append((now_ms + self._settings.parked_ms_max, size, exchange))

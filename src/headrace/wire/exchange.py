@@ -140,6 +140,7 @@ class Exchange:
 
     # What most requests never set stays here: a request is made for each append.
     body: bytes = b""
+    budgeted: int = 0  # bytes of the body that count as memory of all requests
     params: Sequence[str] = ()  # of the path, decoded
     route: Route | None = None
     key: Key | None = None
@@ -169,6 +170,10 @@ class Exchange:
     def header(self, name: bytes) -> str:
         """A header's value as text; "" when it is not there."""
         return self.headers.get(name, b"").decode("latin-1")
+
+    def let_go_body(self) -> None:
+        """Drop the body, which the handler has read: its answer may take long."""
+        self.body = b""
 
     # A streamed body
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from headrace.core.errors import Throttled
 from headrace.core.runtime import Ticket
 from headrace.engine.engine import Engine
 from headrace.engine.reading.page import Page
@@ -37,6 +38,16 @@ class LongPolls:
         self.draining = False
         self.waiting: set[LongPoll] = set()  # at most one for each request in progress
         self._woken: list[LongPoll] = []  # those of them that are about to be read
+        self._max = engine.settings.max_long_polls
+
+    def check_room(self) -> None:
+        """Raise if no more reads may wait."""
+        if 0 < self._max <= len(self.waiting):
+            raise Throttled(
+                f"{self._max} reads wait for records, the most allowed",
+                fix="retry later, read without waiting, or raise HEADRACE_MAX_LONG_POLLS",
+                detail={"limit": "max_long_polls", "max": self._max},
+            )
 
     def drain(self) -> None:
         """End every wait now, and let no read wait from here on."""
@@ -156,10 +167,11 @@ class LongPoll:
     def _park(self, page: Page) -> None:
         self._page = page
         if self._deadline is None:
+            self._polls.check_room()
             self._deadline = self._polls.deadlines.add(self._wait_ms, self.end_wait)
             self._polls.waiting.add(self)
             self._exchange.on_abort = self._give_up
-            self._exchange.body = b""  # it may be large, and has been read
+            self._exchange.let_go_body()  # it may be large, and has been read
         # The cursor moves past what was left out, so that it is not looked at again.
         # A time that is yet to come stays what is waited for.
         if self._request.from_ts is None:

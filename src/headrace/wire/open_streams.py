@@ -14,6 +14,7 @@ from headrace.core.settings import Settings
 from headrace.engine.live.hub import LiveHub
 from headrace.metrics.requests import Metrics
 from headrace.wire.exchange import Key, Outlet
+from headrace.wire.request_memory import Budget
 from headrace.wire.stream_limits import StreamLimits
 
 
@@ -38,11 +39,19 @@ def write_one_by_one(outlets: Sequence[Outlet], data: bytes) -> None:
 class OpenStreams:
     """All live streams of a server; its dialects share one."""
 
-    def __init__(self, hub: LiveHub, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        hub: LiveHub,
+        settings: Settings,
+        metrics: Metrics,
+        request_memory: Budget | None = None,
+    ) -> None:
         self.hub = hub
         self.metrics = metrics
         self.limits = StreamLimits(settings)
         self.settings = settings
+        # For messages of which only a part has come.
+        self.request_memory = request_memory or Budget(settings.request_memory_bytes_max)
         self.slow_timeout_ms = settings.slow_consumer_timeout_ms
         self.write_to_all: Callable[[Sequence[Outlet], bytes], None] = write_one_by_one
         self.of_kind: dict[str, int] = {"sse": 0, "ws": 0, "session": 0}

@@ -158,6 +158,17 @@ class Incoming:
                 self._parts.clear()
                 self._room = self._bytes_max
 
+    def drop(self) -> None:
+        """Forget what has come of a message: the connection is over."""
+        self._held.clear()
+        self._parts.clear()
+        self._room = self._bytes_max
+
+    @property
+    def partial_bytes(self) -> int:
+        """What has come of a message that is not whole."""
+        return len(self._held) + self._bytes_max - self._room
+
     @property
     def in_message(self) -> bool:
         """Whether a message has begun, or a frame of any kind, and has not ended."""
@@ -222,4 +233,5 @@ def _frame_at(data: bytes, at: int) -> tuple[int, int]:
 GOING_AWAY: Final = int(CloseCode.GOING_AWAY)
 INVALID_TEXT: Final = int(CloseCode.INVALID_DATA)
 TOO_SLOW: Final = int(CloseCode.POLICY_VIOLATION)
+TRY_LATER: Final = int(CloseCode.TRY_AGAIN_LATER)
 BROKEN: Final = int(CloseCode.INTERNAL_ERROR)

@@ -3,8 +3,9 @@
 Only this file connects `websocket_frames.py` to a live stream: messages go to the dialect, pings
 are the heartbeats, and a connection ends with the closing handshake.  A client that sends messages
 and reads no answers is closed, and so is one that leaves a message unfinished, or answers no ping
-for as long as a connection may rest.  What a message means is the dialect's business; its encoder
-returns whole frames (`text_frame`).
+for as long as a connection may rest, or whose message has no room beside those of others
+(`request_memory.py`).  What a message means is the dialect's business; its encoder returns whole
+frames (`text_frame`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from headrace.core.pace import Pace
 from headrace.engine.live.follower import ViewT
 from headrace.wire.live_stream import LiveStream, StreamClient, StreamEncoder
 from headrace.wire.open_streams import OpenStreams
+from headrace.wire.request_memory import FREE_MESSAGE_BYTES, no_memory
 from headrace.wire.websocket_frames import (
     BROKEN,
     GOING_AWAY,
     INVALID_TEXT,
     TOO_SLOW,
+    TRY_LATER,
     Incoming,
     text_frame,
 )
@@ -33,7 +36,7 @@ _NEVER: Final = -1
 class WebSocketStream(LiveStream[ViewT]):
     """One connection."""
 
-    __slots__ = ("_arriving", "_incoming", "_pinged_ms", "_replies_unread")
+    __slots__ = ("_counted_bytes", "_incoming", "_pace", "_pinged_ms", "_replies_unread")
     kind = "ws"
 
     def __init__(
@@ -46,8 +49,9 @@ class WebSocketStream(LiveStream[ViewT]):
         super().__init__(streams, encoder, client)
         self._incoming = Incoming(message_bytes_max)
         self._replies_unread = 0
-        self._arriving = Pace()  # of a message that has begun, as visits see it
+        self._pace = Pace()  # of a message that has begun, as visits see it
         self._pinged_ms = _NEVER  # when the first ping was sent since anything came
+        self._counted_bytes = 0  # of a message in part, that count as memory of requests
         client.outlet.on_data = self._received
 
     # What a dialect adds
@@ -72,6 +76,7 @@ class WebSocketStream(LiveStream[ViewT]):
         if self._incoming.out_of_memory:
             # Before the close, which the protocol has begun.
             super().write(self._encoder.error(OutOfResources.told("nothing")))
+        self._count_arriving(self._incoming.partial_bytes)
         for is_text, message in messages:
             if self.closed:
                 return
@@ -82,6 +87,19 @@ class WebSocketStream(LiveStream[ViewT]):
             else:
                 self.close(INVALID_TEXT, "the text is not UTF-8")
         self._flush()
+
+    def _count_arriving(self, size: int) -> None:
+        """Count what has come of a message; close the connection if there is no room for it."""
+        counted = max(0, size - FREE_MESSAGE_BYTES)
+        memory, more = self._streams.request_memory, counted - self._counted_bytes
+        if more <= 0:
+            memory.give(-more)
+        elif not memory.take(more):
+            self._metrics.rejected("request_memory")
+            self.write(self._encoder.error(no_memory(memory.limit)))
+            self.close(TRY_LATER, "too many large messages arrive at once")
+            return
+        self._counted_bytes = counted
 
     def reply(self, *texts: bytes) -> None:
         """Send answers to messages; close the connection if too many are unread."""
@@ -138,9 +156,9 @@ class WebSocketStream(LiveStream[ViewT]):
         """Close the connection if a message does not go on, or goes on too slowly."""
         incoming, settings = self._incoming, self._streams.settings
         if not incoming.in_message or not self._outlet.room:  # or the client is not read from
-            self._arriving.rest()
+            self._pace.rest()
             return
-        late = self._arriving.look(
+        late = self._pace.look(
             incoming.cut_messages,
             incoming.message_bytes,
             now_ms,
@@ -152,6 +170,11 @@ class WebSocketStream(LiveStream[ViewT]):
             self.close(TOO_SLOW, "a message did not arrive in time")
 
     # The end
+
+    def ended(self) -> None:
+        self._streams.request_memory.give(self._counted_bytes)
+        self._counted_bytes = 0
+        self._incoming.drop()
 
     def fail(self, error: BaseException) -> None:
         if not self.closed:

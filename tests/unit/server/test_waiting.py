@@ -12,10 +12,11 @@ from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.engine.topics.loading import LoadingTopics
 from headrace.server.auth import KeyRing
-from headrace.server.waiting import Budget, WaitingRequests
+from headrace.server.waiting import WaitingRequests
 from headrace.testing.simdisk import SimDisk
 from headrace.wire.dialect import Dialect
 from headrace.wire.exchange import Exchange
+from headrace.wire.request_memory import Budget
 from headrace.wire.routes import Route
 
 

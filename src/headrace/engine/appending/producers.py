@@ -106,6 +106,18 @@ def refuse_new_producer(topic: str, known: int, most: int) -> None:
     )
 
 
+def refuse_one_more_producer(topic: str, known: int, most: int) -> None:
+    """Raise unless all topics together, with this many producers, have room for one more."""
+    if known < most:
+        return
+    raise TopicFull(
+        f"{topic!r} can have no new producer: all topics remember {known}, the most allowed",
+        fix="use the ids that there are, delete topics that are done, or raise "
+        "HEADRACE_PRODUCERS_MAX",
+        detail={"limit": "producers_max", "max": most},
+    )
+
+
 class TopicProducers:
     """What one topic remembers of its producers.
 
@@ -193,7 +205,7 @@ class TopicProducers:
 
 
 class ProducerMemory:
-    """The bounds on what all topics remember of the older appends of their producers."""
+    """What all topics remember of producers: how many, and the bound on their older appends."""
 
     def __init__(self, settings: Settings) -> None:
         self._older_max = settings.appends_per_producer_max - 1  # the newest is always there
@@ -201,12 +213,15 @@ class ProducerMemory:
         self._topics: OrderedDict[int, TopicProducers] = OrderedDict()  # those that have some
         self._move_to_end = self._topics.move_to_end
         self.appends = 0
+        self.producers = 0
 
     def accept(self, topic: Topic, id: str, producer: ProducerState) -> None:
         """Remember the append that a producer has had accepted last."""
         known = topic.producers
         if known is None:
             known = topic.make_producers()
+        if id not in known:
+            self.producers += 1
         more = known.accept(id, producer, self._older_max)
         if more or not known.appends:
             self.appends += more
@@ -218,6 +233,7 @@ class ProducerMemory:
         """Count what a snapshot has of a topic."""
         known = topic.producers
         if known is not None:
+            self.producers += len(known)
             self.appends += known.appends
             self._note(topic.id, known)
 
@@ -227,10 +243,14 @@ class ProducerMemory:
         if known is not None:
             for id in ids:
                 self.appends -= known.forget(id)
+                self.producers -= 1
             self._note(topic.id, known)
 
     def forget_topic(self, topic: Topic) -> None:
         """A topic is gone."""
+        if topic.producers is not None:
+            self.producers -= len(topic.producers)
+            assert self.producers >= 0, topic.name
         if self._topics.pop(topic.id, None) is not None:
             assert topic.producers is not None
             self.appends -= topic.producers.appends

@@ -19,6 +19,7 @@ from headrace.engine.appending.producers import (
     ProducerClaim,
     admit_producer,
     refuse_new_producer,
+    refuse_one_more_producer,
 )
 from headrace.engine.state import EngineState
 from headrace.engine.topics.topic import Topic
@@ -102,12 +103,22 @@ class Repeats:
 
     def _refuse_if_full(self, topic: Topic) -> None:
         """Refuse a new producer where the topic remembers, or will, as many as it may."""
-        most = self._state.settings.producers_per_topic_max
+        settings = self._state.settings
+        everywhere = self._state.producer_memory.producers
+        if everywhere + len(self._claims) >= settings.producers_max:
+            everywhere += sum(not self._is_known(*place) for place in self._claims)
+            refuse_one_more_producer(topic.name, everywhere, settings.producers_max)
+        most = settings.producers_per_topic_max
         known = topic.producers or ()
         if len(known) + len(self._claims) < most:
             return
         coming = sum(owner == topic.id and id not in known for owner, id in self._claims)
         refuse_new_producer(topic.name, len(known) + coming, most)
+
+    def _is_known(self, topic_id: int, id: str) -> bool:
+        """Whether a topic remembers a producer already."""
+        topic = self._state.by_id.get(topic_id)
+        return topic is not None and topic.producers is not None and id in topic.producers
 
     def refuse_head(self, topic: Topic, mismatch: HeadMismatch, ticket: Ticket[Appended]) -> None:
         """Refuse a write because of the topic's head: at once, or when that is stored.

@@ -102,6 +102,11 @@ class PublishJournal(Job):
             cut = min(max(len(self._ids) // 2, 1), told)
             del self._ids[:cut], self._heads[:cut]
 
+    @property
+    def bytes(self) -> int:
+        """What the entries take."""
+        return ENTRY_BYTES * len(self._ids)
+
     # Reading
 
     def reaches(self, number: int) -> bool:

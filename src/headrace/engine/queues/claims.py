@@ -23,6 +23,7 @@ from headrace.engine.queues.claim_order import shares
 from headrace.engine.queues.dead_letters import DeadLetters
 from headrace.engine.queues.grants import Grant
 from headrace.engine.queues.job_records import columns_of, fitting, read_sealed, rows_in_memory
+from headrace.engine.queues.jobs_out import JobsOut
 from headrace.engine.queues.requests import TOKEN_MASK
 from headrace.engine.queues.state import QueueState
 from headrace.engine.queues.workers import Workers
@@ -47,11 +48,13 @@ class Claims:
         dead_letters: DeadLetters,
         workers: Workers,
         look: Callable[[Topic], QueueState],
+        count_out: Callable[[], int],
     ) -> None:
         self._state = state
         self._dead_letters = dead_letters
         self._workers = workers
         self._look = look  # the queue, with everything overdue taken back
+        self._out = JobsOut(state, count_out)
         self._tokens = state.random.u64()
         self._cohorts: dict[int, list[Claim]] = {}
 
@@ -127,8 +130,11 @@ class Claims:
             for claim in claims:
                 claim.after = moved
         wanted = sum([claim.want << claim.tries for claim in claims])
-        jobs_max = self._state.settings.jobs_out_max
-        seqs = queue.take(min(wanted, COHORT_JOBS_MAX), topic.span, jobs_max)
+        wanted = min(wanted, COHORT_JOBS_MAX)
+        out = len(queue.deliveries)
+        jobs_max = min(self._state.settings.jobs_out_max, out + self._out.room(wanted))
+        seqs = queue.take(wanted, topic.span, jobs_max)
+        self._out.took(len(seqs))
         if not seqs:
             refusal = self._refusal(topic, queue)
             if refusal is not None:
@@ -138,8 +144,10 @@ class Claims:
     def _refusal(self, topic: Topic, queue: QueueState) -> Throttled | None:
         """Return why a claim gets no job although there are some; None: there are none."""
         jobs_max = self._state.settings.jobs_out_max
-        if len(queue.deliveries) < jobs_max or queue.ready(topic.count) <= 0:
+        if queue.ready(topic.count) <= 0:
             return None
+        if len(queue.deliveries) < jobs_max:
+            return self._out.refusal()
         return Throttled(
             f"{len(queue.deliveries)} jobs of {topic.name!r} are delivered and not done",
             fix="acknowledge jobs, or raise HEADRACE_JOBS_OUT_MAX",

@@ -63,7 +63,9 @@ class Queues:
         self._state = state
         self._workers = Workers(state, self._tick)
         self._dead_letters = DeadLetters(state, appender, reader, self._workers.wake_soon)
-        self._claims = Claims(state, self._dead_letters, self._workers, self._look)
+        self._claims = Claims(
+            state, self._dead_letters, self._workers, self._look, lambda: self.jobs_out
+        )
         self._acks = Acks(state, self._workers, self.topic, self._look)
         self._known: dict[int, Topic] = {}  # topics whose jobs something is known of
         state.on_topic_deleted(self._forget)
@@ -250,6 +252,12 @@ class Queues:
         """Jobs of all queues that are held, or were and are overdue: for metrics."""
         known = self._known.values()
         return sum([topic.queue.in_flight for topic in known if topic.queue is not None])
+
+    @property
+    def jobs_out(self) -> int:
+        """Jobs of all queues that were delivered and are not done."""
+        known = self._known.values()
+        return sum([len(topic.queue.deliveries) for topic in known if topic.queue is not None])
 
     def redrive(self, name: str, asked: Redrive | None = None) -> Ticket[Redriven]:
         """Move jobs of a dead letter topic back to where they came from, a step at a time.

@@ -27,6 +27,11 @@ class Reader:
         self._state = state
         self._recent = RecentPages()
 
+    @property
+    def recent_bytes(self) -> int:
+        """Bytes of pages that are kept for others who ask for the same."""
+        return self._recent.bytes
+
     def read(self, name: str, request: ReadRequest) -> Ticket[Page]:
         """Read a page of `name`, if the request makes sense."""
         _check(request)

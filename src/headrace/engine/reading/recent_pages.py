@@ -50,11 +50,11 @@ PageKey = tuple[int, int, int, int]
 class RecentPages:
     """Pages by what was asked for; the one that was kept first goes first."""
 
-    __slots__ = ("_bytes", "_pages")
+    __slots__ = ("_pages", "bytes")
 
     def __init__(self) -> None:
         self._pages: OrderedDict[PageKey, RecentRows] = OrderedDict()
-        self._bytes = 0
+        self.bytes = 0
 
     def key_of(self, topic: Topic, cursor: int, request: ReadRequest) -> PageKey | None:
         """What others would have to ask for to be given the same rows; None: nobody else is.
@@ -81,11 +81,11 @@ class RecentPages:
         pages = self._pages
         before = pages.pop(key, None)
         if before is not None:
-            self._bytes -= before.size
+            self.bytes -= before.size
         pages[key] = kept = RecentRows(
             rows, collected.cursor, collected.scanned, 0 if collected.full else head, size
         )
-        self._bytes += size
-        while self._bytes > RECENT_BYTES_MAX:
-            self._bytes -= pages.popitem(last=False)[1].size
+        self.bytes += size
+        while self.bytes > RECENT_BYTES_MAX:
+            self.bytes -= pages.popitem(last=False)[1].size
         return kept

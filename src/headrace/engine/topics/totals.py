@@ -40,6 +40,7 @@ class Totals:
         "changed",
         "config_bytes",
         "ephemeral_bytes",
+        "fences",
         "forks",
         "journal",
         "queues",
@@ -67,6 +68,7 @@ class Totals:
         self.queues = 0
         self.streams = 0  # those of `soft_deleted` too
         self.forks = 0  # of these
+        self.fences = 0  # streams with a token that writers have to know
         self.soft_deleted = 0  # streams that are kept for their forks alone
         self.bounded = 0  # topics with a cap or a TTL
         self.by_class: dict[str, int] = dict.fromkeys((EPHEMERAL, MEMORY, DISK, FSYNC), 0)
@@ -79,7 +81,7 @@ class Totals:
     def build(self, topics: Iterable[Topic]) -> None:
         """Count these topics and no others."""
         self.topics = self.queues = self.bounded = self.config_bytes = 0
-        self.streams = self.forks = self.soft_deleted = 0
+        self.streams = self.forks = self.soft_deleted = self.fences = 0
         self.by_class.update(dict.fromkeys(self.by_class, 0))
         for topic in topics:
             self.add(topic)
@@ -111,11 +113,14 @@ class Totals:
             self.forks += by
         if stream.deleted:
             self.soft_deleted += by
+        if stream.fence:
+            self.fences += by
 
     def restated(self, before: StreamState | None, after: StreamState | None) -> None:
         """Count a stream under its new state; what is not counted yet is by `add` and `build`."""
         if before is not None and after is not None:
             self.soft_deleted += after.deleted - before.deleted
+            self.fences += bool(after.fence) - bool(before.fence)
 
     def _count_config(self, config: TopicConfig, by: int) -> None:
         assert config.durability is not None

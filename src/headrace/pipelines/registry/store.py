@@ -81,6 +81,10 @@ class PipelineStore:
         self._records = PipelineRecords(engine)
         self._bytes = ByteBound("pipeline", engine.settings, fix="declare less")
 
+    def __len__(self) -> int:
+        """How many pipelines are declared; 0 until they are loaded."""
+        return len(self._records.entries)
+
     @property
     def bytes(self) -> int:
         """What the declarations of all pipelines hold; 0 until they are loaded."""

@@ -151,7 +151,7 @@ class Http1Exchange(TransportExchange):
     # Whole answers
 
     def _let_go(self) -> None:
-        self.body = b""
+        self.let_go_body()
         if self.streamed:
             self.drop_body()
 
@@ -356,7 +356,8 @@ class Http1Exchange(TransportExchange):
         """Answer with a head, of its first lines and headers, and a body that follows."""
         assert not self.answered
         self.answered = True
-        self.body = self.head = b""  # they would stay as long as the stream
+        self.let_go_body()
+        self.head = b""  # they would stay as long as the stream
         self._status = status
         connection = self._connection
         assert self.route is not None

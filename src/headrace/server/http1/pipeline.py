@@ -22,6 +22,8 @@ from headrace.wire.routes import is_read
 
 # What is kept of the bytes behind a request that asks for another protocol, until it is answered.
 LEFTOVER_BYTES_MAX = 64 * 1024
+# Requests that wait for those before them: beyond this, no more is read from the client.
+WAITING_BYTES_MAX = 64 * 1024
 
 
 class Pipeline(KnownRequests):
@@ -112,8 +114,15 @@ class Pipeline(KnownRequests):
                 self._hand_over_all()
             finally:
                 self._handing_over = False
-        if len(self.queue) > self._pipeline_max:
+        if len(self.queue) > self._pipeline_max or self._much_waits():
             self._pause()
+
+    def _much_waits(self) -> bool:
+        """Whether the requests that are not handed over yet hold much."""
+        queue, handled = self.queue, self._handled
+        if len(queue) <= handled:
+            return False  # nearly always: none waits
+        return sum(map(_size_of, islice(queue, handled, None))) > WAITING_BYTES_MAX
 
     def _hand_over_all(self) -> None:
         held_max = self.app.settings.stream_pending_bytes
@@ -297,7 +306,13 @@ class Pipeline(KnownRequests):
             self.writable
             and not self._waiting_bodies
             and len(self.queue) <= self._pipeline_max
+            and not self._much_waits()
             and len(self._leftover) <= LEFTOVER_BYTES_MAX
         ):
             self._paused = False
             transport.resume_reading()
+
+
+def _size_of(exchange: Http1Exchange) -> int:
+    """What a request that waits holds: its body, and what its head says."""
+    return len(exchange.body) + len(exchange.path) + sum(map(len, exchange.headers.values()))

@@ -347,8 +347,8 @@ class RequestReader(BodyReader):
         if body:
             exchange.body = whole or body[0]
             self._body = []
-            if self._budgeted:
-                self._give_budget()
+            # It counts until the request is answered: it may have to wait for others first.
+            exchange.budgeted, self._budgeted = self._budgeted, 0
         if b"upgrade" in exchange.headers and parser.should_upgrade():
             exchange.upgrade_to = exchange.headers.get(b"upgrade", b"").lower()
         self._received(exchange)

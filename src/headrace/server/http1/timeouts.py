@@ -45,7 +45,7 @@ class TimedPipeline(Pipeline):
         transport = self.transport
         if transport is None:
             return
-        if self._waiting_bodies and self._was_reset():
+        if self._paused and self._was_reset():
             self.abort()
             return
         outlet = self.outlet

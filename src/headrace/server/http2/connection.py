@@ -32,6 +32,7 @@ from headrace.server.http2.sending import Sender
 from headrace.server.http2.stream import Http2Exchange
 from headrace.server.http2.timeouts import Timeouts
 from headrace.server.lingering import Discarder, linger
+from headrace.server.refusals import no_memory
 
 if TYPE_CHECKING:
     from headrace.server.app import App
@@ -171,8 +172,6 @@ class Http2Connection(asyncio.Protocol):
             self._held.append(exchange)
 
     def _hand_over(self, exchange: Http2Exchange) -> None:
-        if not exchange.streamed:  # pieces count until they are taken
-            self._give_budget(exchange)
         self.app.handle(exchange)
 
     def may_answer(self) -> bool:
@@ -292,17 +291,28 @@ class Http2Connection(asyncio.Protocol):
         if exchange.budgeted:  # its handler has not got it, or not all of it
             exchange.lent_bytes = 0
             exchange.body = b""
-            self._give_budget(exchange)
+        self._give_budget(exchange)
         if exchange.pending_bytes:
             self.sender.forget(exchange)
         self._state.forget(exchange.stream_id)
         if not self.streams:
             self._timeouts.idle_ms = self.now_ms
 
+    def count_head(self, exchange: Http2Exchange, size: int) -> bool:
+        """Count the head of a request until its stream is closed; False: it was refused instead."""
+        budget = self.app.budget
+        if not budget.take(size):
+            self.app.metrics.rejected("request_memory")
+            exchange.refuse(no_memory(budget.limit))
+            return False
+        exchange.head_bytes = size
+        return True
+
     def _give_budget(self, exchange: Http2Exchange) -> None:
-        if exchange.budgeted:
-            self.app.budget.give(exchange.budgeted)
-            exchange.budgeted = 0
+        size = exchange.budgeted + exchange.head_bytes
+        if size:
+            self.app.budget.give(size)
+            exchange.budgeted = exchange.head_bytes = 0
 
     def _lose_streams(self) -> None:
         streams = list(self.streams.values())

@@ -37,6 +37,12 @@ OVERSIZE_FACTOR: Final = 2
 # What answering an oversized head costs of the allowance for faults.
 OVERSIZE_COST: Final = 32
 
+# Of so many streams of a connection, heads up to this do not count as memory of requests.
+FREE_STREAMS: Final = 64
+FREE_HEAD_BYTES: Final = 4 * KIB
+# What a stream takes beside its head, as long as it is open.
+STREAM_BYTES: Final = 2 * KIB
+
 # Closed streams whose end is remembered, to tell late frames from wrong ones.
 CLOSED_STREAMS_KEPT: Final = 1_024
 # Request heads remembered by their compressed form, and the largest of them.

@@ -35,9 +35,12 @@ from headrace.server.http2.limits import (
     END_HEADERS,
     END_STREAM,
     FRAME_BYTES_MAX,
+    FREE_HEAD_BYTES,
+    FREE_STREAMS,
     GOAWAY,
     HEADERS,
     OVERSIZE_COST,
+    STREAM_BYTES,
     FrameCounter,
 )
 from headrace.server.http2.stream import CONTINUE, Http2Exchange
@@ -170,7 +173,7 @@ class Receiver:
         return (
             (head.length is None or head.length == size)
             and size <= settings.body_bytes_max
-            and head.bytes <= settings.header_bytes_max
+            and head.bytes <= min(settings.header_bytes_max, FREE_HEAD_BYTES)
         )
 
     def _may_begin(self) -> bool:
@@ -230,6 +233,10 @@ class Receiver:
         if head.bytes > settings.header_bytes_max:
             exchange.refuse(headers_too_large(settings.header_bytes_max))
             self._counter.fault("oversized heads", OVERSIZE_COST)
+            return
+        # A head may be many times what was sent for it, and stays as long as its stream.
+        large = head.bytes > FREE_HEAD_BYTES or len(connection.streams) > FREE_STREAMS
+        if large and not connection.count_head(exchange, head.bytes + STREAM_BYTES):
             return
         if exchange.route is None:
             head.route, head.params = connection.app.find_route(exchange), exchange.params

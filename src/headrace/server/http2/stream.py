@@ -40,7 +40,7 @@ class Http2Exchange(TransportExchange):
     # Of the pieces that wait for their handler: bytes whose part of the connection's window was
     # given back already, so that other streams go on; they count as `budgeted`.
     lent_bytes = 0
-    budgeted = 0  # bytes taken of the budget that all arriving bodies share
+    head_bytes = 0  # of its head, that count as memory of requests
     outlet: Http2Outlet | None = None
     pending: deque[bytes | memoryview] | None = None  # of the answer, not framed yet
     pending_bytes = 0
@@ -109,9 +109,11 @@ class Http2Exchange(TransportExchange):
     # Whole answers
 
     def _let_go(self) -> None:
-        self.body = b""
+        self.let_go_body()
         if self.streamed:
             self.drop_body()
+        else:
+            self.arrived.clear()  # of a request that was refused while it arrived
 
     def _send(self, status: int, body: bytes, content_type: bytes, headers: Headers) -> None:
         if not self.gone:
@@ -182,7 +184,7 @@ class Http2Exchange(TransportExchange):
         """Answer with a head and a body that follows."""
         assert not self.answered
         self.answered = True
-        self.body = b""  # it would stay as long as the stream
+        self.let_go_body()  # it would stay as long as the stream
         self._status = status
         connection = self._connection
         outlet = self.outlet = Http2Outlet(self, connection)

@@ -5,13 +5,20 @@ Only this file puts these protocols together, and has the rows of their routes.
 
 from __future__ import annotations
 
+from typing import Final
+
 from headrace.api.watch import WatchBody, WatchCreated
-from headrace.core.limits import heartbeat_ms_min
+from headrace.core.limits import KIB, heartbeat_ms_min
+from headrace.metrics.holders import Holder
 from headrace.wire.native.queue_work import WorkApi
 from headrace.wire.native.watch import Views, WatchApi
 from headrace.wire.native.websocket import WebSocketApi
 from headrace.wire.routes import READ, Route
 from headrace.wire.server_context import ServerContext
+
+# A session, beside what its topics and nodes take.
+WATCH_SESSION_BYTES: Final = 2 * KIB
+SESSIONS_UNBOUNDED: Final = 100_000  # what is reckoned with where `max_watch_sessions` is 0
 
 
 class LiveApi:
@@ -30,8 +37,17 @@ class LiveApi:
         self.watches = WatchApi(open_streams, settings, views, shortest)
         self.work = WorkApi(open_streams, settings, shortest)
         self.websockets = WebSocketApi(open_streams, settings, views, self.watches.sessions.bytes)
-        held = server.metrics.sources.held_bytes["watch_session"]
-        held.add(lambda: self.watches.sessions.bytes.held)
+        server.metrics.sources.holders.add(
+            Holder(
+                "watch_session", "Topics and nodes of watch sessions and WebSockets.",
+                "`max_watch_sessions`, `watch_session_bytes_max`, `watch_sessions_bytes_max`",
+                WATCH_SESSION_BYTES + settings.watch_session_bytes_max,
+                WATCH_SESSION_BYTES * (settings.max_watch_sessions or SESSIONS_UNBOUNDED)
+                + settings.watch_sessions_bytes_max,
+                lambda: self.watch_sessions,
+                lambda: self.watches.sessions.bytes.held,
+            )
+        )  # fmt: skip
         server.metrics.sources.watch_sessions.add(lambda: self.watch_sessions)
 
     def routes(self) -> list[Route]:

@@ -17,11 +17,12 @@ import msgspec
 from headrace.api import pipelines as api
 from headrace.api.pipelines import Declaration
 from headrace.core.errors import Forbidden, InvalidRequest, Throttled
-from headrace.core.limits import claims_per_request_max, topic_name_bytes_max
+from headrace.core.limits import claims_per_request_max, pipelines_max, topic_name_bytes_max
 from headrace.core.runtime import Ticket
 from headrace.core.settings import Settings
 from headrace.engine.engine import Engine
 from headrace.engine.queues.requests import parse_lease_id
+from headrace.metrics.holders import Holder
 from headrace.metrics.pipelines import watch_pipelines
 from headrace.metrics.requests import Metrics
 from headrace.pipelines.registry.declaration import (
@@ -68,7 +69,15 @@ class PipelinesApi:
         self._store = PipelineStore(engine)
         self._parsing = 0
         watch_pipelines(metrics.registry, engine, self._store)
-        metrics.sources.held_bytes["pipeline"].add(lambda: self._store.bytes)
+        metrics.sources.holders.add(
+            Holder(
+                "pipeline", "Declarations of pipelines, and the last report of each worker.",
+                "`pipelines_max`, `pipeline_bytes_max`, `pipelines_bytes_max`",
+                2 * settings.pipeline_bytes_max,
+                settings.pipelines_bytes_max + pipelines_max * settings.pipeline_bytes_max,
+                lambda: len(self._store), lambda: self._store.bytes,
+            )
+        )  # fmt: skip
 
     def routes(self) -> list[Route]:
         root = "/v0/pipelines"

@@ -303,6 +303,7 @@ class WebSocket(WebSocketStream[View]):
         self.close(BROKEN, "out of memory")
 
     def ended(self) -> None:
+        super().ended()
         for name in list(self._patterns):
             self._end_pattern(name)
         self._subscribed.clear()

@@ -23,6 +23,7 @@ from headrace.wire.s2.catalog.catalog import Catalog
 from headrace.wire.s2.data_requests import DataRequests
 from headrace.wire.s2.data_routes import data_routes
 from headrace.wire.s2.errors import S2Refusal, bad_path, code_of, failure_body, shown_to
+from headrace.wire.s2.holders import hold_s2
 from headrace.wire.s2.locations import location_routes
 from headrace.wire.s2.metrics_api import MetricsApi, metric_routes
 from headrace.wire.s2.names import topic_name
@@ -155,6 +156,7 @@ def s2_dialect(context: ServerContext, *, has_keys: bool) -> S2Dialect:
     metrics = MetricsApi(context.engine, catalog, access)
     data = DataRequests(context, catalog, access)
     sessions = AppendSessions(data)
+    hold_s2(context, catalog, sessions)
     routes = [
         *basin_routes(catalog, access),
         *stream_routes(catalog, access),

@@ -38,11 +38,11 @@ class Holder(Protocol):
 class SessionBytes:
     """The bytes that all append sessions of one server hold."""
 
-    __slots__ = ("_frames", "_waiting", "held")
+    __slots__ = ("_waiting", "frames", "held")
 
     def __init__(self) -> None:
         self.held = 0  # of inputs that are not acknowledged
-        self._frames = 0  # of frames that have begun to arrive
+        self.frames = 0  # of frames that have begun to arrive
         self._waiting: dict[Holder, None] = {}  # in the order in which they began to wait
 
     def take(self, size: int) -> None:
@@ -77,6 +77,6 @@ class SessionBytes:
         `before` is what was counted last.
         """
         change = max(now - FRAME_FREE_BYTES, 0) - max(before - FRAME_FREE_BYTES, 0)
-        if change > 0 and self._frames + change > FRAMES_BYTES_MAX:
+        if change > 0 and self.frames + change > FRAMES_BYTES_MAX:
             raise refusal("rate_limited", "too many large frames are arriving; try again")
-        self._frames += change
+        self.frames += change

@@ -55,6 +55,11 @@ class Usage:
         self._hours = _Buckets(HOUR_S, HOURS_KEPT)
         self._classes: set[str] = set()
 
+    @property
+    def entries(self) -> int:
+        """How many figures are held."""
+        return self._minutes.entries + self._hours.entries
+
     # Counting
 
     def count_op(self, op: str, basin: str | None) -> None:
@@ -130,7 +135,7 @@ class _Buckets:
         self._all: dict[int, dict[Figure, int]] = {}  # by when it began, oldest first
         self._newest: dict[Figure, int] = {}
         self._next_s = 0  # when the newest one is over
-        self._entries = 0  # of all of them
+        self.entries = 0  # of all of them
         self._told = False  # that some are left out
 
     def add(self, figure: Figure, count: int, now_s: int) -> None:
@@ -158,18 +163,18 @@ class _Buckets:
 
     def _make_room(self) -> bool:
         """Whether there is room for one more figure; the oldest ones go for that."""
-        while self._entries >= ENTRIES_MAX and len(self._all) > 1:
+        while self.entries >= ENTRIES_MAX and len(self._all) > 1:
             self._drop_oldest()
-        if self._entries >= ENTRIES_MAX:
+        if self.entries >= ENTRIES_MAX:
             if not self._told:
                 log.warning("/v1/metrics leaves out figures: there are more than %d", ENTRIES_MAX)
             self._told = True
             return False
-        self._entries += 1
+        self.entries += 1
         return True
 
     def _drop_oldest(self) -> None:
-        self._entries -= len(self._all.pop(next(iter(self._all))))
+        self.entries -= len(self._all.pop(next(iter(self._all))))
 
     def between(self, start: int, end: int) -> Iterable[tuple[int, dict[Figure, int]]]:
         """The intervals that overlap a range of time, oldest first."""

@@ -269,6 +269,26 @@ def test_a_topic_remembers_only_so_many_producers(start: Start, again: Start) ->
     assert engine.append("t", [2]).result().first_seq == 4
 
 
+def test_all_topics_remember_only_so_many_producers(start: Start, again: Start) -> None:
+    """Those of a topic that is gone leave room, those in flight take it, and a start counts."""
+    engine = start(producers_max=3)
+    for topic, who in (("t", "a"), ("t", "b"), ("u", "a")):
+        engine.append(topic, [who], producer=ProducerClaim(who, 0, 0)).result()
+    for _ in range(2):
+        assert engine.state.producer_memory.producers == 3
+        refused = engine.append("u", ["c"], producer=ProducerClaim("c", 0, 0)).error
+        assert isinstance(refused, TopicFull) and "HEADRACE_PRODUCERS_MAX" in refused.fix
+        assert refused.detail == {"limit": "producers_max", "max": 3}
+        engine = again(engine)
+    known = [engine.append("t", [n], producer=ProducerClaim("a", 0, n)) for n in (1, 2)]
+    engine.delete_topic("u").result()
+    coming = [engine.append("t", [n], producer=ProducerClaim(f"p{n}", 0, 0)) for n in range(2)]
+    engine.runtime.run()  # type: ignore[attr-defined]
+    assert [ticket.error is None for ticket in (*known, *coming)] == [True, True, True, False]
+    engine.delete_topic("t").result()
+    assert engine.state.producer_memory.producers == 0
+
+
 def test_the_bound_on_producers_counts_those_in_flight(start: Start) -> None:
     engine = start(producers_per_topic_max=3)
     engine.put_topic("t").result()

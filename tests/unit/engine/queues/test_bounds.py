@@ -15,6 +15,7 @@ from headrace.core.errors import (
     TopicNotFound,
 )
 from headrace.engine.engine import Engine
+from headrace.engine.queues.jobs_out import COUNT_AGAIN_MS
 from headrace.storage.block import Batch
 from headrace.storage.files.store import DirectoryStore
 from headrace.testing.simdisk import SimDisk
@@ -36,6 +37,23 @@ def test_what_is_delivered_and_not_done_is_bounded(start: Start) -> None:
     assert seqs_of(claim(engine, 5)) == [2]
     ack(engine, jobs[:1])
     assert seqs_of(claim(engine, 5)) == [4]
+
+
+def test_what_all_queues_have_delivered_is_bounded(start: Start, clock: ManualClock) -> None:
+    engine = start(all_jobs_out_max=4)
+    for name in ("jobs", "more"):
+        make(engine, name)
+        add(engine, 5, name)
+    jobs = claim(engine, 3)
+    assert len(engine.queues.claim("more", "b", 5).result().jobs) == 1
+    clock.advance(COUNT_AGAIN_MS)
+    for name in ("jobs", "more"):
+        with pytest.raises(Throttled) as refused:
+            engine.queues.claim(name, "b").result()
+        assert refused.value.detail == {"limit": "all_jobs_out_max", "max": 4}
+    ack(engine, jobs)
+    clock.advance(COUNT_AGAIN_MS)
+    assert len(engine.queues.claim("more", "b", 5).result().jobs) == 3
 
 
 def test_the_bytes_of_a_claim_are_bounded_but_one_job_always_fits(start: Start) -> None:

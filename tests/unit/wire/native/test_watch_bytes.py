@@ -11,7 +11,7 @@ NODES = [f"node-{n}" for n in range(1_000)]
 
 
 def held(live: Live) -> int:
-    return live.metrics.sources.held_bytes["watch_session"]()
+    return live.metrics.sources.holders.bytes_of("watch_session")
 
 
 def ask(live: Live, topics: Any = None, **body: Any) -> Any:

@@ -40,6 +40,8 @@ log = logging.getLogger("headrace.subscriptions")
 
 # POSTs that are under way at once; further ones wait.
 POSTS_MAX: Final = 64
+# One of them with its answer: up to `WAKE_STREAMS_MAX` streams, each with its path and offsets.
+POST_BYTES_MAX: Final = 2 << 20
 
 
 class WebhookWake(msgspec.Struct, frozen=True):
@@ -100,7 +102,8 @@ class Deliveries:
         self._keys = keys
         self._ends = ends
         self._ended = ended
-        self._posting = 0
+        self.posting = 0  # POSTs under way
+        self.posting_bytes = 0  # of their bodies
         self._waiting: deque[ActiveSubscription] = deque()  # each is in it once
         self._draining = False
 
@@ -111,7 +114,7 @@ class Deliveries:
         if active.state.config.type != WEBHOOK:
             active.sending = True
             self._write_event(active)
-        elif self._posting >= POSTS_MAX:
+        elif self.posting >= POSTS_MAX:
             active.queued = True
             self._waiting.append(active)
         else:
@@ -148,21 +151,25 @@ class Deliveries:
             (b"user-agent", b"headrace"),
         )
         active.sending = True
-        self._posting += 1
+        self.posting += 1
+        self.posting_bytes += len(body)
         self._posts.post(
             OutboundPost(state.config.url, body, headers),
-            partial(self._posted, active, Sent(wake.id, tails=tails)),
+            partial(self._posted, active, len(body), Sent(wake.id, tails=tails)),
         )
 
-    def _posted(self, active: ActiveSubscription, sent: Sent, result: PostResult) -> None:
+    def _posted(
+        self, active: ActiveSubscription, size: int, sent: Sent, result: PostResult
+    ) -> None:
         active.sending = False
-        self._posting -= 1
+        self.posting -= 1
+        self.posting_bytes -= size
         if not result.taken:
             sent = sent._replace(failure=result.failure or f"status {result.status}")
         else:
             sent = sent._replace(done=_says_done(result))
         self._ended(active, sent)
-        while self._waiting and self._posting < POSTS_MAX and not self._draining:
+        while self._waiting and self.posting < POSTS_MAX and not self._draining:
             following = self._waiting.popleft()
             following.queued = False
             wake = following.state.wake

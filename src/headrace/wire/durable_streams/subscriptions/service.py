@@ -17,9 +17,11 @@ from headrace.core.errors import HeadraceError, Throttled
 from headrace.core.runtime import Ticket
 from headrace.core.steps import Line, Steps, follow
 from headrace.engine.streams.spec import Position
+from headrace.metrics.holders import Holder, Holders
 from headrace.wire.durable_streams.subscriptions import rules
 from headrace.wire.durable_streams.subscriptions.active import ActiveSubscription
 from headrace.wire.durable_streams.subscriptions.bodies import ClaimedWake, claimed_wake
+from headrace.wire.durable_streams.subscriptions.deliveries import POST_BYTES_MAX, POSTS_MAX
 from headrace.wire.durable_streams.subscriptions.key_file import KeyFile
 from headrace.wire.durable_streams.subscriptions.links import EngineEnds, Links
 from headrace.wire.durable_streams.subscriptions.records import StoredSize, SubscriptionRecords
@@ -90,7 +92,26 @@ class Subscriptions:
         self._loading = False
         self._problem = ""  # why they cannot be loaded, ever
         context.parts["subscriptions"] = lambda: self._problem
-        context.metrics.sources.held_bytes["subscription"].add(lambda: self._bytes.held)
+        self._hold(context.metrics.sources.holders)
+
+    def _hold(self, holders: Holders) -> None:
+        """Say what subscriptions hold in memory."""
+        settings, posts = self._engine.settings, self._wakes.deliveries
+        holders.add(
+            Holder(
+                "subscription", "Subscriptions to streams, with the streams they are linked to.",
+                "`SUBSCRIPTIONS_MAX`, `subscription_bytes_max`, `subscriptions_bytes_max`",
+                settings.subscription_bytes_max, settings.subscriptions_bytes_max,
+                lambda: len(self._active), lambda: self._bytes.held,
+            )
+        )  # fmt: skip
+        holders.add(
+            Holder(
+                "webhook", "Webhooks under way.", "`POSTS_MAX`; others wait",
+                POST_BYTES_MAX, POSTS_MAX * POST_BYTES_MAX,
+                lambda: posts.posting, lambda: posts.posting_bytes,
+            )
+        )  # fmt: skip
 
     # The server's own calls
 

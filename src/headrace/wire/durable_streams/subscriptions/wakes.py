@@ -48,7 +48,7 @@ class Wakes:
         self._records = records
         self._ends = ends
         self._count = count
-        self._deliveries = Deliveries(engine, posts, keys, ends, self._sent)
+        self.deliveries = Deliveries(engine, posts, keys, ends, self._sent)
         self._serving = False
         self._draining = False
 
@@ -59,7 +59,7 @@ class Wakes:
     def drain(self) -> None:
         """Let nothing more happen by itself: the server is stopping."""
         self._serving, self._draining = False, True
-        self._deliveries.drain()
+        self.deliveries.drain()
 
     def _now_ms(self) -> int:
         return self._engine.clock.now_ms()
@@ -119,7 +119,7 @@ class Wakes:
         elif state.wake.notified:
             self._by_itself(active, self._expire(active))
         else:
-            self._deliveries.send(active)
+            self.deliveries.send(active)
 
     def _arm(self, active: ActiveSubscription, due_ms: int, now_ms: int) -> None:
         """Come back at a time, unless that is sooner planned already."""

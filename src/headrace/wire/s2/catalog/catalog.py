@@ -117,6 +117,11 @@ class Catalog:
         loading.when_done(lambda done: then(done.error))
 
     @property
+    def basins(self) -> int:
+        """How many basins there are."""
+        return len(self._basins)
+
+    @property
     def problem(self) -> str:
         """Why the catalog cannot be loaded; empty while it can."""
         return "" if self._failure is None else f"the catalog cannot be read: {self._failure}"
