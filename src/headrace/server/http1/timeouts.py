@@ -113,8 +113,11 @@ class TimedPipeline(Pipeline):
         transport = self.transport
         if transport is None or transport.is_closing():
             return False
+        socket = transport.get_extra_info("socket")
+        if socket is None:
+            return False  # no transport of the network
         poll = select.poll()
-        poll.register(transport.get_extra_info("socket").fileno(), 0)  # errors are always reported
+        poll.register(socket.fileno(), 0)  # errors are always reported
         return bool(poll.poll(0))
 
     def _time_out(self, error: RequestTimeout, reason: str) -> None:
