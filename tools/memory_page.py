@@ -84,9 +84,9 @@ within seconds.
 
 Beside the table, each sealed file takes about a kilobyte in memory and a descriptor, however much
 it holds; files of small topics are merged, so there is about one for each `segment_max_bytes`. A
-topic with `cold_reads` remembers which records were deleted of what only the lake has, in at most 1 MiB
-(`erased_bytes_max`), and a topic that routers feed at most 10,000 ranges that their source had lost
-(`source_trims_max`).
+topic with `cold_reads` remembers which records were deleted of what only the lake has, in at most
+1 MiB (`erased_bytes_max`), and a topic that routers feed at most 10,000 ranges that their source
+had lost (`source_trims_max`).
 
 `tests/process/test_bounds.py` sends the largest requests that are accepted, of every type of every
 dialect and as many as are allowed, and holds the process to this page. This page is written by

@@ -4,11 +4,9 @@ to the budget of docs/operate/memory.md, metrics say who holds it, and all of it
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -21,11 +19,9 @@ from headrace.testing.process import ServerProcess
 from tests.support.checkout import ROOT
 from tests.support.largest_requests import LARGEST, TEXT_TYPE, Sent
 from tests.support.processes import resident_bytes
+from tests.support.swept_servers import UNTOLD_BYTES_MAX, Sweep, ask, status_of
 
-SECONDS_MAX = 30.0
 KIB, MIB = 1 << 10, 1 << 20
-# What the process may have grown by beside what the metrics tell: pools of the allocator, caches.
-UNTOLD_BYTES_MAX = 48 * MIB
 SMALL: dict[str, Any] = {
     "body_bytes_max": 256 * KIB,
     "record_bytes_max": 256 * KIB,
@@ -68,60 +64,6 @@ def routes() -> list[tuple[str, str, str]]:
     ]
 
 
-class Sweep:
-    """A server, its metrics, and what it has been asked."""
-
-    def __init__(self, server: ServerProcess, settings: dict[str, Any]) -> None:
-        self.server = server
-        self.settings = settings
-        self.first = 0
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection((self.server.host, self.server.port), SECONDS_MAX)
-
-    def call(
-        self, method: str, path: str, document: object = None, **headers: str
-    ) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self.server.address, timeout=SECONDS_MAX)
-        sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        body = document if isinstance(document, bytes) else None
-        if document is not None and body is None:
-            body = json.dumps(document).encode()
-            sent.setdefault("content-type", "application/json")
-        try:
-            connection.request(method, path, body, sent)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
-
-    def metrics(self) -> dict[str, int]:
-        lines = self.call("GET", "/v0/metrics")[1].decode().splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if line.startswith("headrace_held"))
-        return {name.removeprefix("headrace_held_"): int(float(value)) for name, value in pairs}
-
-    def objects(self, kind: str) -> int:
-        return self.metrics()[f'objects{{kind="{kind}"}}']
-
-    def bytes(self, kind: str) -> int:
-        return self.metrics()[f'bytes{{kind="{kind}"}}']
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + SECONDS_MAX
-        while not condition():
-            assert time.monotonic() < deadline, self.metrics()
-            time.sleep(0.02)
-
-    def check_memory(self, what: str) -> None:
-        """Hold what the process has to what the metrics say, and to the budget."""
-        told = self.metrics()
-        held = sum(size for name, size in told.items() if name.startswith("bytes{"))
-        resident = resident_bytes(self.server.process.pid)
-        self.first = self.first or resident
-        assert resident <= told["bytes_max"], (what, resident, told)
-        assert resident - self.first <= held * 9 // 8 + UNTOLD_BYTES_MAX, (what, resident, told)
-
-
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sweep]:
     with ServerProcess(tmp_path_factory.mktemp("bounds"), **SMALL) as server:
@@ -145,15 +87,6 @@ def head_of(method: str, sent: Sent, length: int) -> bytes:
     if sent.document is not None:
         lines += [f"Content-Type: {sent.content_type}", f"Content-Length: {length}"]
     return "\r\n".join(lines).encode() + b"\r\n"
-
-
-def status_of(sock: socket.socket) -> int:
-    answer = b""
-    while b" " not in answer or len(answer) < 12:
-        piece = sock.recv(4_096)
-        assert piece, answer
-        answer += piece
-    return int(answer.split()[1])
 
 
 def send_largest(sweep: Sweep, method: str, sent: Sent) -> None:
@@ -206,13 +139,6 @@ def test_the_largest_of_every_type(sweep: Sweep, dialect: str) -> None:
 def drop_topics(sweep: Sweep, *names: str) -> None:
     for name in names:
         assert sweep.call("DELETE", f"/v0/topics/{name}")[0] in (200, 404)
-
-
-def ask(method: str, path: str, *headers: str, body: bytes = b"") -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *headers]
-    if body:
-        lines.append(f"Content-Length: {len(body)}")
-    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 JSON_LINE = "Content-Type: application/json"

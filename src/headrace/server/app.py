@@ -302,15 +302,14 @@ class App:
     def _decode(self, exchange: Exchange) -> None:
         """Decompress the body, then call the handler."""
         encoding = exchange.header(b"content-encoding").strip().lower()
-        body, bytes_max = exchange.body, self.settings.body_bytes_max
-        route = exchange.route
+        body, bytes_max, route = exchange.body, self.settings.body_bytes_max, exchange.route
         assert route is not None
         if route.dialect.body_bytes_max is not None:
             bytes_max = min(bytes_max, route.dialect.body_bytes_max)
         route.dialect.check_head(exchange)
 
         def decoded(value: object, error: BaseException | None) -> None:
-            # One that failed may have become as large as it may be before it did.
+            # One that failed may have become as large as it may be before.
             self.passing_bytes += len(value) if isinstance(value, bytes) else bytes_max
             if exchange.answered:
                 return  # the client went away
@@ -328,8 +327,7 @@ class App:
         if len(body) <= INLINE_CODING_BYTES_MAX // 8:
             decoded(decode_body(body, encoding, bytes_max), None)
             return
-        waiting = len(body) - exchange.budgeted
-        if not self.budget.take(waiting):
+        if not self.budget.take(waiting := len(body) - exchange.budgeted):
             raise no_memory(self.budget.limit)
 
         def done(value: object, error: BaseException | None) -> None:
@@ -347,10 +345,9 @@ class App:
         exchange.let_go_body()
         if len(body) > INLINE_CODING_BYTES_MAX:
             if not self.budget.take(len(body)):
-                self.metrics.rejected("request_memory")
                 raise no_memory(self.budget.limit)
-            self.passing_bytes -= len(body)  # `taken` tells of it
             exchange.budgeted = len(body)
+            self.passing_bytes -= len(body)  # `taken` tells of it
         exchange.body = body
 
     # Its answer
