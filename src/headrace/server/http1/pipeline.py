@@ -28,6 +28,7 @@ class Pipeline(KnownRequests):
     """The requests of a connection that have been read and not been answered."""
 
     __slots__ = (
+        "_behind",
         "_handing_over",
         "_handled",
         "_held",
@@ -48,6 +49,7 @@ class Pipeline(KnownRequests):
         self.writable = True
         self._writing = 0  # bytes of the answer that is being written
         self._held = 0  # bytes of answers that wait for the ones before them
+        self._behind = False  # the next turn of the loop goes on with the queue
         self._handing_over = False
         self._handled = 0  # how many of the queue have been handed over
         self._paused = False  # no more is read from the client
@@ -93,8 +95,9 @@ class Pipeline(KnownRequests):
         queue = self.queue
         if len(queue) == 1 and not self._handled and self.writable and queue[0].received:
             # Nearly always: one at a time.
-            self._handled = 1
-            self.app.handle(queue[0])
+            if self._has_time():
+                self._handled = 1
+                self.app.handle(queue[0])
             return
         if not self._handing_over:
             # An answer given at once calls this again: the one that runs goes on with the next.
@@ -114,6 +117,8 @@ class Pipeline(KnownRequests):
                 return
             if self._held > held_max or (self._handled and not self._may_overtake(exchange)):
                 return
+            if not self._has_time():
+                return
             behind = self._handled > 0
             self._handled += 1
             if exchange.admitted is not None:
@@ -123,6 +128,30 @@ class Pipeline(KnownRequests):
             if behind and is_read(exchange.route):
                 # Reads have large answers: each is counted before the next one is handed over.
                 self.app.turn.run()
+
+    def _has_time(self) -> bool:
+        """Whether one more request may be handed over in this turn; else the next one goes on.
+
+        What one read brings may be a hundred requests, each of which takes a while.
+        """
+        if self._behind:
+            return False
+        shares, now_ns = self.app.shares, self.app.now_ns()
+        if not self._until_ns:
+            self._until_ns = now_ns + shares.slice_ns
+        elif now_ns > self._until_ns:
+            self._behind = True
+            shares.fell_behind()
+            self.app.soon(self._catch_up)
+            return False
+        return True
+
+    def _catch_up(self) -> None:
+        """Go on with the requests that this connection had no time for."""
+        self._behind = False
+        self.app.shares.goes_on()
+        self._until_ns = 0
+        self._hand_over()
 
     def _may_overtake(self, exchange: Http1Exchange) -> bool:
         """Whether a request may run beside those before it that have no answer yet.

@@ -73,6 +73,7 @@ class RequestReader(asyncio.Protocol):
         "_parser",
         "_refusal",
         "_unread",
+        "_until_ns",
         "_url",
         "app",
         "queue",
@@ -110,6 +111,7 @@ class RequestReader(asyncio.Protocol):
         self._attempts = 0  # heads remembered since one was of use
         self._nothing_follows = False  # the last request was not to be kept alive
         self._unread = b""  # what is being parsed, until the first head in it is complete
+        self._until_ns = 0  # how long the requests of this read may take; 0: none has begun
 
     # What the other half does
 
@@ -132,6 +134,7 @@ class RequestReader(asyncio.Protocol):
     # Reading
 
     def _feed(self, data: bytes) -> None:
+        self._until_ns = 0
         if self._body_missing:
             data = self._take_body(data)
         while data:
@@ -344,7 +347,7 @@ class RequestReader(asyncio.Protocol):
             self._stop(body_too_large(self._body_bytes_max))
         if not self._budgeted and self._exchange is not None:
             self._check_sender(self._exchange)
-        if not self.app.budget.take(more):
+        if not self.app.budget.take_more(more, self._budgeted):
             self.app.metrics.rejected("request_memory")
             self._stop(no_memory(self.app.budget.limit))
         self._budgeted += more
