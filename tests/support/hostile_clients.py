@@ -50,8 +50,12 @@ def connect(target: Target, *, reads: bool = True) -> socket.socket:
     if not reads:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
     connection.settimeout(SECONDS_MAX)
-    connection.connect((target.host, target.port))
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        connection.connect((target.host, target.port))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError:
+        connection.close()
+        raise
     return connection
 
 
@@ -204,16 +208,21 @@ class Crowd:
 
     def __enter__(self) -> Crowd:
         self.begin()
-        for kind in self.kinds:
-            kind.settle()
-        for thread in self._threads:
-            thread.start()
+        try:
+            for kind in self.kinds:
+                kind.settle()
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self._told.set()
         for thread in self._threads:
-            thread.join(JOIN_SECONDS_MAX)
+            if thread.ident is not None:
+                thread.join(JOIN_SECONDS_MAX)
         for kind in self.kinds:
             kind.leave()
 
