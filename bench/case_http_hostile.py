@@ -165,9 +165,10 @@ def main() -> int:
             found = measured(directory, name, options.rounds)
         quiet, beside, busy, growth = found.values()
         assert isinstance(quiet, list) and isinstance(beside, list)
+        middle, best = median(beside) / median(quiet), min(beside) / min(quiet)
         print(
-            f"{name:20} p99 {median(quiet):6.2f} -> {median(beside):6.2f} ms"
-            f" ({median(beside) / median(quiet):.1f} x), best {min(quiet):.2f} -> {min(beside):.2f},"
+            f"{name:20} p99 {median(quiet):6.2f} -> {median(beside):6.2f} ms ({middle:.1f} x),"
+            f" best {min(quiet):.2f} -> {min(beside):.2f} ms ({best:.1f} x),"
             f" {busy:5.2f} cores, {growth:4.0f} MB",
             flush=True,
         )

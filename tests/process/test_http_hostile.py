@@ -92,7 +92,9 @@ class WellBehaved:
         """See a record over SSE."""
         watch = {"topics": {"mine": {"from_seq": number}}}
         wid = json.loads(self.call("POST", "/v0/watch", watch))["wid"]
-        with contextlib.closing(http.client.HTTPConnection(*self._place, timeout=PATIENCE_SECONDS)) as stream:
+        with contextlib.closing(
+            http.client.HTTPConnection(*self._place, timeout=PATIENCE_SECONDS)
+        ) as stream:
             stream.request("GET", f"/v0/watch/{wid}")
             answer = stream.getresponse()
             assert answer.status == 200, answer.read()

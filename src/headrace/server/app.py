@@ -96,7 +96,7 @@ class App:
         self.now_ns = runtime.clock.monotonic_ns
         self.state: State = "starting"
         self.budget = Budget(settings.request_memory_bytes_max)
-        self.shares = LoopShares()
+        self.shares = LoopShares(runtime)
         self.passing_bytes = 0  # of bodies that were unpacked, or taken in pieces
         self.connections: set[TransportConnection] = set()
         self.pending_bytes = 0  # of answers not yet taken, as of the last tick

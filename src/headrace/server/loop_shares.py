@@ -1,49 +1,56 @@
-"""How long one connection may keep the loop at a time, when it has more to do than one request.
+"""How long connections may keep the loop that have more to do than one request.
 
-Only this file decides it, for both transports.  A connection always gets to do one thing; what is
-left after its slice waits for the next turn of the loop, behind whatever has arrived meanwhile.
-Connections that are behind share one slice, so that many greedy ones keep the loop for hardly
-longer than one does.
+Only this file decides it, for both transports.  A connection always gets to do one thing when
+something arrives; what is left after its slice waits in a queue with what others have left, behind
+whatever arrives meanwhile.  Of that queue a turn of the loop does a millisecond, so that many
+greedy connections keep the loop for hardly longer than one does.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
-# What one connection gets of a turn when no other one is behind, and the least that it gets.
+from headrace.core.runtime import Runtime, Thunk
+
+# What a turn gives to those that are behind, and one connection if it is alone.
 SLICE_NS_MAX: Final = 1_000_000
+# The least that a connection is given, if others are behind.
 SLICE_NS_MIN: Final = 50_000
 
 
 class LoopShares:
-    """Counts the connections that are behind.
+    """The connections that are behind, in the order in which they fell behind."""
 
-    >>> shares = LoopShares()
-    >>> shares.slice_ns
-    1000000
-    >>> for _ in range(3): shares.fell_behind()
-    >>> shares.slice_ns
-    250000
-    >>> shares.goes_on()
-    >>> shares.slice_ns
-    333333
-    """
+    __slots__ = ("_behind", "_runtime")
 
-    __slots__ = ("_behind",)
-
-    def __init__(self) -> None:
-        self._behind = 0
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._behind: deque[Thunk] = deque()
 
     @property
     def slice_ns(self) -> int:
         """What a connection that begins now may take."""
-        return max(SLICE_NS_MAX // (self._behind + 1), SLICE_NS_MIN)
+        return max(SLICE_NS_MAX // (len(self._behind) + 1), SLICE_NS_MIN)
 
-    def fell_behind(self) -> None:
-        """A connection has used up its slice, and has more to do."""
-        self._behind += 1
+    def go_on_later(self, thunk: Thunk) -> None:
+        """Let a connection that has used up its slice go on, when those before it have."""
+        self._behind.append(thunk)
+        if len(self._behind) == 1:
+            self._runtime.soon(self._run)
 
-    def goes_on(self) -> None:
-        """One that was behind has its turn, or is gone."""
-        self._behind -= 1
-        assert self._behind >= 0
+    def _run(self) -> None:
+        behind, now_ns = self._behind, self._runtime.clock.monotonic_ns
+        until_ns = now_ns() + SLICE_NS_MAX
+        left = len(behind)  # whoever falls behind again waits for the next turn
+        try:
+            while left and now_ns() <= until_ns:
+                left -= 1
+                behind[0]()
+                behind.popleft()
+        except BaseException:
+            behind.popleft()
+            raise
+        finally:
+            if behind:
+                self._runtime.soon(self._run)

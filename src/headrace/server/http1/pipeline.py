@@ -141,15 +141,13 @@ class Pipeline(KnownRequests):
             self._until_ns = now_ns + shares.slice_ns
         elif now_ns > self._until_ns:
             self._behind = True
-            shares.fell_behind()
-            self.app.soon(self._catch_up)
+            shares.go_on_later(self._catch_up)
             return False
         return True
 
     def _catch_up(self) -> None:
         """Go on with the requests that this connection had no time for."""
         self._behind = False
-        self.app.shares.goes_on()
         self._until_ns = 0
         self._hand_over()
 

@@ -115,9 +115,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _turn(self) -> None:
         """Work on what has been received, for a share of a millisecond."""
-        if self._turn_asked:
-            self._turn_asked = False
-            self.app.shares.goes_on()
+        self._turn_asked = False
         if self.closing:
             return
         self._working = True
@@ -147,9 +145,8 @@ class Http2Connection(asyncio.Protocol):
             self._resume_reading()
         elif not self.closing:
             self._turn_asked = True
-            self.app.shares.fell_behind()
             self._pause_reading()
-            self.app.soon(self._turn)
+            self.app.shares.go_on_later(self._turn)
 
     def _ran_out(self, error: MemoryError) -> None:
         """Refuse what is arriving, for which there is no memory, and close after the last answer.
@@ -243,8 +240,9 @@ class Http2Connection(asyncio.Protocol):
             more = self._let_in(until_ns) or more
         if sender.waiting:
             more = sender.wake(until_ns) or more
-        if more and sender.writable:
-            self.ask_flush()
+        if more and sender.writable and not self._flush_asked and not self.closing:
+            self._flush_asked = True
+            self.app.shares.go_on_later(self._flush)
 
     def _let_in(self, until_ns: int) -> bool:
         """Hand over what was held back; return whether some of it still can be."""
