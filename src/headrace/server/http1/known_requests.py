@@ -52,7 +52,6 @@ class KnownRequests(RequestReader):
     def _take_some(self, data: bytes) -> None:
         """Take requests whose heads are known in parts, and parse what is left."""
         heads, at, size = self._heads, 0, len(data)
-        self._until_ns = 0
         while at < size and self.reading is IDLE and not self._nothing_follows:
             taken = heads.take(data, at, self._layout)
             if taken is None:

@@ -35,6 +35,7 @@ class Pipeline(KnownRequests):
         "_leftover",
         "_paused",
         "_pipeline_max",
+        "_until_ns",
         "_waiting_bodies",
         "_writing",
         "answering",
@@ -52,6 +53,7 @@ class Pipeline(KnownRequests):
         self._behind = False  # the next turn of the loop goes on with the queue
         self._handing_over = False
         self._handled = 0  # how many of the queue have been handed over
+        self._until_ns = 0  # how long the requests of this read may take; 0: none has begun
         self._paused = False  # no more is read from the client
         self._waiting_bodies: set[Http1Exchange] = set()  # their handlers want no more for now
         self._leftover = b""  # bytes after a request that asks for another protocol
@@ -66,6 +68,16 @@ class Pipeline(KnownRequests):
     def not_upgraded(self) -> None:
         """Read on as HTTP: the request for another protocol has got an ordinary answer."""
         raise NotImplementedError
+
+    # Reading
+
+    def _take_some(self, data: bytes) -> None:
+        self._until_ns = 0
+        super()._take_some(data)
+
+    def _feed(self, data: bytes) -> None:
+        self._until_ns = 0
+        super()._feed(data)
 
     # Handing over
 

@@ -73,7 +73,6 @@ class RequestReader(asyncio.Protocol):
         "_parser",
         "_refusal",
         "_unread",
-        "_until_ns",
         "_url",
         "app",
         "queue",
@@ -111,7 +110,6 @@ class RequestReader(asyncio.Protocol):
         self._attempts = 0  # heads remembered since one was of use
         self._nothing_follows = False  # the last request was not to be kept alive
         self._unread = b""  # what is being parsed, until the first head in it is complete
-        self._until_ns = 0  # how long the requests of this read may take; 0: none has begun
 
     # What the other half does
 
@@ -134,7 +132,6 @@ class RequestReader(asyncio.Protocol):
     # Reading
 
     def _feed(self, data: bytes) -> None:
-        self._until_ns = 0
         if self._body_missing:
             data = self._take_body(data)
         while data:
