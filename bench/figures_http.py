@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.goals import Figure, Goal, Values, at_least, at_most
 from bench.goals import figures_of as _case
+from tests.support.hostile_kinds import KINDS
 
 WATCHERS = (0, 1, 10, 1_000)
 # Of deliveries without sockets.
@@ -50,6 +51,20 @@ def _delivery(count: int) -> list[Figure]:
         "http_delivery",
         (f"{name}_cpu", "µs", about, None),
         (f"{name}_bytecodes", "", "the same, in bytecodes", None),
+    )
+
+
+def _hostile(kind: str) -> list[Figure]:
+    """What a load of all dialects notices of one kind of hostile clients, or of all of them."""
+    name = f"http_hostile_{kind}"
+    quiet = f"{name}_quiet_p99"
+    twice = Goal(True, lambda values: 2 * values[quiet], "<= 2 x quiet")
+    return _case(
+        "http_hostile",
+        (quiet, "ms", f"1,000 requests/s, rounds without {kind}: p99", None),
+        (f"{name}_p99", "ms", f"the same, rounds beside {kind}: p99", twice),
+        (f"{name}_busy", "cores", f"server CPU that {kind} added", None),
+        (f"{name}_growth", "MB", f"RSS that {kind} added, at its highest", None),
     )
 
 
@@ -204,15 +219,7 @@ HTTP_FIGURES: tuple[Figure, ...] = (
         ("http_memory_batch_rate", "requests/s", "the same: wall clock", None),
         ("http_memory_batch_cpu", "µs", "the same: server CPU a request", None),
     ),
-    *_case(
-        "http_hostile",
-        ("http_hostile_quiet_p99", "ms", "2,000 appends/s and nobody else: p99", None),
-        (
-            "http_hostile_p99", "ms", "the same beside 200 slowloris and 50 stalled readers: p99",
-            Goal(True, lambda v: 2 * v["http_hostile_quiet_p99"], "<= 2 x quiet"),
-        ),
-        ("http_hostile_growth", "MB", "RSS that these 250 connections added", at_most(67)),
-    ),
+    *(row for kind in (*KINDS, "all") for row in _hostile(kind)),
     *_load("http_h2", "http_h2_disk", "1 x 256 B over h2c, 4 x 16 streams, disk", None, None),
     *_load("http_websocket", "http_websocket_publish", "publish, 64 sockets", None, None),
     *_case(

@@ -278,3 +278,19 @@ def test_large_bodies_of_those_who_are(handlers: Handlers, protocol: str) -> Non
                     assert read_response(sock).status == 200
         assert server.app.budget.used == 0
         assert handlers.bodies == [body] * 3
+
+
+def test_large_bodies_that_never_end_leave_room_for_small_ones(server: Served) -> None:
+    """Others hold three quarters of the memory of bodies: a large one gets most of the rest."""
+    budget = server.app.budget
+    server.call(lambda: budget.take(3 * MIB))
+    with server.connect() as sock:
+        sock.sendall(post("/take", bytes(1_000_000)))
+        assert read_response(sock).status == 429
+    with Client(server) as client:
+        stream_id = client.start(b"POST", b"/take", end=False)
+        client.send(stream_id, bytes(10_000))
+        client.send(stream_id, bytes(10_000), end=True)
+        assert client.finish(stream_id).status == 200
+    server.call(lambda: budget.give(3 * MIB))
+    server.wait(lambda: budget.used == 0)

@@ -25,6 +25,7 @@ from headrace.server.access import AccessControl
 from headrace.server.admitted_heads import AdmittedHead
 from headrace.server.compression import choose, decode_body, encode_body
 from headrace.server.freed_memory import FreedMemory, keep_freed_blocks
+from headrace.server.loop_shares import LoopShares
 from headrace.server.memory_reserve import MemoryReserve
 from headrace.server.refusals import no_memory
 from headrace.server.turn import Turn
@@ -97,6 +98,7 @@ class App:
         self.now_ns = runtime.clock.monotonic_ns
         self.state: State = "starting"
         self.budget = budget or Budget(settings.request_memory_bytes_max)
+        self.shares = LoopShares(runtime)
         self.passing_bytes = 0  # of bodies that were unpacked, or taken in pieces
         self.connections: set[TransportConnection] = set()
         self.pending_bytes = 0  # of answers not yet taken, as of the last tick

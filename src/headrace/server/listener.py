@@ -21,6 +21,9 @@ from headrace.server.network import Address, is_loopback, resolve, show_address
 
 # Connections that the kernel keeps until they are accepted; it may allow fewer.
 BACKLOG = 4_096
+# Connections that are accepted in one turn of the loop.  uvloop takes one of each descriptor that
+# listens, so that who opens connections faster than the loop turns would keep all others out.
+ACCEPTED_PER_TURN = 8
 # How long a closing TLS connection waits for the other side to close, too.
 TLS_GOODBYE_SECONDS = 1.0
 _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -131,13 +134,18 @@ class Listener:
         """Accept connections, each with a protocol of its own."""
         assert self._sockets and not self._servers
         loop = asyncio.get_running_loop()
-        for bound in self._sockets:
+        accepting = [
+            bound.dup() if again else bound
+            for bound in self._sockets
+            for again in range(ACCEPTED_PER_TURN)
+        ]
+        for each in accepting:
             if self._tls is None:
-                server = await loop.create_server(protocol, sock=bound, backlog=BACKLOG)
+                server = await loop.create_server(protocol, sock=each, backlog=BACKLOG)
             else:
                 server = await loop.create_server(
                     protocol,
-                    sock=bound,
+                    sock=each,
                     backlog=BACKLOG,
                     ssl=self._tls,
                     ssl_handshake_timeout=self._settings.header_timeout_ms / 1000,

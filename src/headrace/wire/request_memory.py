@@ -12,6 +12,8 @@ from headrace.core.errors import Throttled
 
 # Of a message that is arriving so much is not counted: most are smaller.
 FREE_MESSAGE_BYTES: Final = 64 * 1024
+# What a body that is arriving may hold, as a multiple of what it leaves to others.
+SHARE_OF_REST: Final = 4
 
 
 class Budget:
@@ -39,6 +41,23 @@ class Budget:
         self.used += amount
         self.taken += amount
         return True
+
+    def take_more(self, amount: int, held: int) -> bool:
+        """Take more for a body that holds `held` already; whether the limit allows it.
+
+        Beside others a body may hold `SHARE_OF_REST` times what it leaves, so that some large ones
+        that never end do not keep small ones out.
+
+        >>> budget = Budget(900)
+        >>> budget.take(500), budget.take_more(300, 0), budget.take_more(60, 300)
+        (True, True, False)
+        >>> budget.take_more(60, 0)
+        True
+        """
+        others = self.used - held
+        if others and held + amount > SHARE_OF_REST * (self.limit - self.used - amount):
+            return False
+        return self.take(amount)
 
     def give(self, amount: int) -> None:
         """Give back bytes that were taken."""

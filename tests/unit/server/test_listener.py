@@ -13,7 +13,13 @@ import uvloop
 from headrace.core.errors import ConfigError
 from headrace.core.settings import Settings
 from headrace.server.auth import KeyRing
-from headrace.server.listener import UNHEARD_MS_MAX, Listener, check_exposure, tls_context
+from headrace.server.listener import (
+    ACCEPTED_PER_TURN,
+    UNHEARD_MS_MAX,
+    Listener,
+    check_exposure,
+    tls_context,
+)
 from headrace.server.network import host_of, is_loopback
 from tests.support.certificates import Certificate
 from tests.support.served_app import PATIENCE_SECONDS
@@ -131,6 +137,38 @@ def test_a_handshake_has_one_deadline_however_it_drips(tmp_path: Path) -> None:
     for loop_factory in (asyncio.new_event_loop, uvloop.new_event_loop):
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(asyncio.wait_for(drip(), PATIENCE_SECONDS))
+
+
+def test_a_turn_of_the_loop_accepts_several_connections() -> None:
+    """Else who opens them faster than the loop turns keeps all others out."""
+    waiting = 3 * ACCEPTED_PER_TURN
+
+    async def accept() -> int:
+        made: list[asyncio.BaseTransport] = []
+
+        class Counted(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                made.append(transport)
+
+        listener = Listener(Settings(port=0))
+        listener.bind()
+        await listener.start(Counted)
+        host, _, port = listener.address.rpartition(":")
+        clients = [socket.create_connection((host, int(port))) for _ in range(waiting)]
+        turns = 0
+        while len(made) < waiting:
+            await asyncio.sleep(0)
+            turns += 1
+        listener.close()
+        for client in clients:
+            client.close()
+        for transport in made:
+            transport.close()
+        await asyncio.sleep(0.01)
+        return turns
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(accept()) < waiting // 2
 
 
 def test_no_certificate_is_no_tls() -> None:

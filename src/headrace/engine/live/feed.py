@@ -39,8 +39,8 @@ log = logging.getLogger("headrace.live")
 UNKNOWN: Final = -1
 FAILED: Final = "a follower of %r failed"
 
-# Followers that are served between two looks at the clock, at most.
-TOGETHER_MAX: Final = 256
+# Followers served between two looks at the clock; few at first, when a page's cost is not known.
+TOGETHER_MAX, FIRST_TOGETHER_MAX = 256, 8
 # Followers that a page is read for, before a round looks for what was published since.
 SAME_PAGE_MIN: Final = 64
 # What a follower is thought to take before any was served: the first slices are short.
@@ -140,8 +140,8 @@ class TopicFeed(Job):
             if index - self._read_at >= SAME_PAGE_MIN and self.topic.head != self._round_head:
                 self._round_head, self._read_at = self.topic.head, index
                 self._pages.clear()
-            room = max(left_ns // self._ns_each, 1)
-            part = subscriptions[index : index + min(room, TOGETHER_MAX)]
+            most = TOGETHER_MAX if index else FIRST_TOGETHER_MAX
+            part = subscriptions[index : index + min(max(left_ns // self._ns_each, 1), most)]
             self._index = index = index + len(part)
             for alike in self._ready(part):
                 self._serve(alike)

@@ -77,7 +77,7 @@ class BodyReader(asyncio.Protocol):
             self._stop(body_too_large(self._body_bytes_max))
         if not self._budgeted and self._exchange is not None:
             self._check_sender(self._exchange)
-        if not self.app.budget.take(more):
+        if not self.app.budget.take_more(more, self._budgeted):
             self.app.metrics.rejected("request_memory")
             self._stop(no_memory(self.app.budget.limit))
         self._budgeted += more

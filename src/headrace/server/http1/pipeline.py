@@ -30,12 +30,14 @@ class Pipeline(KnownRequests):
     """The requests of a connection that have been read and not been answered."""
 
     __slots__ = (
+        "_behind",
         "_handing_over",
         "_handled",
         "_held",
         "_leftover",
         "_paused",
         "_pipeline_max",
+        "_until_ns",
         "_waiting_bodies",
         "_writing",
         "answering",
@@ -50,8 +52,10 @@ class Pipeline(KnownRequests):
         self.writable = True
         self._writing = 0  # bytes of the answer that is being written
         self._held = 0  # bytes of answers that wait for the ones before them
+        self._behind = False  # the next turn of the loop goes on with the queue
         self._handing_over = False
         self._handled = 0  # how many of the queue have been handed over
+        self._until_ns = 0  # how long the requests of this read may take; 0: none has begun
         self._paused = False  # no more is read from the client
         self._waiting_bodies: set[Http1Exchange] = set()  # their handlers want no more for now
         self._leftover = b""  # bytes after a request that asks for another protocol
@@ -66,6 +70,16 @@ class Pipeline(KnownRequests):
     def not_upgraded(self) -> None:
         """Read on as HTTP: the request for another protocol has got an ordinary answer."""
         raise NotImplementedError
+
+    # Reading
+
+    def _take_some(self, data: bytes) -> None:
+        self._until_ns = 0
+        super()._take_some(data)
+
+    def _feed(self, data: bytes) -> None:
+        self._until_ns = 0
+        super()._feed(data)
 
     # Handing over
 
@@ -104,8 +118,9 @@ class Pipeline(KnownRequests):
         queue = self.queue
         if len(queue) == 1 and not self._handled and self.writable and queue[0].received:
             # Nearly always: one at a time.
-            self._handled = 1
-            self.app.handle(queue[0])
+            if self._has_time():
+                self._handled = 1
+                self.app.handle(queue[0])
             return
         if not self._handing_over:
             # An answer given at once calls this again: the one that runs goes on with the next.
@@ -132,6 +147,8 @@ class Pipeline(KnownRequests):
                 return
             if self._held > held_max or (self._handled and not self._may_overtake(exchange)):
                 return
+            if not self._has_time():
+                return
             behind = self._handled > 0
             self._handled += 1
             if exchange.admitted is not None:
@@ -141,6 +158,28 @@ class Pipeline(KnownRequests):
             if behind and is_read(exchange.route):
                 # Reads have large answers: each is counted before the next one is handed over.
                 self.app.turn.run()
+
+    def _has_time(self) -> bool:
+        """Whether one more request may be handed over in this turn; else the next one goes on.
+
+        What one read brings may be a hundred requests, each of which takes a while.
+        """
+        if self._behind:
+            return False
+        shares, now_ns = self.app.shares, self.app.now_ns()
+        if not self._until_ns:
+            self._until_ns = now_ns + shares.slice_ns
+        elif now_ns > self._until_ns:
+            self._behind = True
+            shares.go_on_later(self._catch_up)
+            return False
+        return True
+
+    def _catch_up(self) -> None:
+        """Go on with the requests that this connection had no time for."""
+        self._behind = False
+        self._until_ns = 0
+        self._hand_over()
 
     def _may_overtake(self, exchange: Http1Exchange) -> bool:
         """Whether a request may run beside those before it that have no answer yet.

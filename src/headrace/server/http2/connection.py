@@ -5,7 +5,8 @@
 read and written, when a handler is called, when a stream has ended, and that a connection that
 floods or breaks the protocol is closed.  It knows no route: `app.py` does.
 
-A connection gets at most a millisecond of each turn of the loop, and writes once a turn.
+A connection gets at most a millisecond of each turn of the loop, less where others are behind
+(`loop_shares.py`), and writes once a turn.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from headrace.server.acknowledged import acknowledged_bytes
 from headrace.server.http2.connection_state import PREFACE, Http2State
 from headrace.server.http2.limits import (
     RESPONSE_SHARE,
-    TURN_NS_MAX,
+    TAKEN_BYTES_MIN,
     Flood,
 )
 from headrace.server.http2.receiving import Receiver
@@ -115,13 +116,15 @@ class Http2Connection(asyncio.Protocol):
     # Receiving
 
     def _turn(self) -> None:
-        """Work on what has been received, for a millisecond at most."""
+        """Work on what has been received, for a share of a millisecond."""
         self._turn_asked = False
         if self.closing:
             return
         self._working = True
         try:
-            done = self._receiver.take_frames(self.app.clock.monotonic_ns() + TURN_NS_MAX)
+            done = self._receiver.take_frames(
+                self.app.clock.monotonic_ns() + self.app.shares.slice_ns
+            )
         except Flood as error:
             self.app.metrics.rejected("http2_flood")
             self.terminate(error.error_code, str(error))
@@ -145,7 +148,7 @@ class Http2Connection(asyncio.Protocol):
         elif not self.closing:
             self._turn_asked = True
             self._pause_reading()
-            self.app.soon(self._turn)
+            self.app.shares.go_on_later(self._turn)
 
     def _ran_out(self, error: MemoryError) -> None:
         """Refuse what is arriving, for which there is no memory, and close after the last answer.
@@ -179,7 +182,9 @@ class Http2Connection(asyncio.Protocol):
         sender, bytes_max = self.sender, self._settings.response_memory_bytes_max
         # Heads are framed at once, so what the socket does not take counts too.
         pending = sender.pending_bytes if sender.writable else self.pending_bytes
-        return pending <= bytes_max // RESPONSE_SHARE and self.app.pending_bytes <= bytes_max
+        if pending > bytes_max // RESPONSE_SHARE:
+            return False
+        return pending <= TAKEN_BYTES_MIN or self.app.pending_bytes <= bytes_max
 
     def give_window(self, exchange: Http2Exchange, size: int) -> None:
         """Let the client send `size` bytes of a stream again: its handler has taken as many."""
@@ -219,7 +224,7 @@ class Http2Connection(asyncio.Protocol):
             return
         if sender.is_at_rest and not (self._state.unsent_bytes or self._held or self.leaving):
             return
-        until_ns = self.app.clock.monotonic_ns() + TURN_NS_MAX
+        until_ns = self.app.clock.monotonic_ns() + self.app.shares.slice_ns
         more = sender.pump(until_ns)
         size, pieces = self._state.unsent_bytes, self._state.take_unsent()
         if pieces and not transport.is_closing():
@@ -235,8 +240,9 @@ class Http2Connection(asyncio.Protocol):
             more = self._let_in(until_ns) or more
         if sender.waiting:
             more = sender.wake(until_ns) or more
-        if more and sender.writable:
-            self.ask_flush()
+        if more and sender.writable and not self._flush_asked and not self.closing:
+            self._flush_asked = True
+            self.app.shares.go_on_later(self._flush)
 
     def _let_in(self, until_ns: int) -> bool:
         """Hand over what was held back; return whether some of it still can be."""

@@ -20,14 +20,14 @@ CONNECTION_WINDOW_BYTES: Final = 4 * MIB
 # The largest frame taken.  A frame is kept until it is whole, so this is memory per connection.
 FRAME_BYTES_MAX: Final = 64 * KIB
 
-# Work of one connection in one turn of the loop; the rest waits for the next turn.
-TURN_NS_MAX: Final = 1_000_000
 # Bytes of answers put together before they are handed to the socket.
 BATCH_BYTES_MAX: Final = 256 * KIB
 # Bytes that the streams of one connection may have pending before all of them wait.
 CONNECTION_PENDING_BYTES_MAX: Final = 4 * MIB
 # The share of the response memory that one connection may hold and still begin new answers.
 RESPONSE_SHARE: Final = 8
+# Who has left no more than this untaken begins new answers however much others leave.
+TAKEN_BYTES_MIN: Final = 64 * KIB
 
 # CONTINUATION frames of one header block.
 CONTINUATIONS_MAX: Final = 16

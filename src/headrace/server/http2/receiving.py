@@ -290,7 +290,7 @@ class Receiver:
         budget = app.budget
         if exchange.arrived_bytes > self._settings.body_bytes_max:
             exchange.refuse(body_too_large(self._settings.body_bytes_max))
-        elif not budget.take(len(data)):
+        elif not budget.take_more(len(data), exchange.budgeted):
             app.metrics.rejected("request_memory")
             exchange.refuse(no_memory(budget.limit))
         else:

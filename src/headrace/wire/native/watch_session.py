@@ -225,8 +225,10 @@ class Session:
         position = WatchPosition(topic.name, topic.epoch, 0)
         self._hold(topic_bytes(topic.name))
         self._late.add(topic.name)
+        last = next(reversed(self.positions), "")
         self.positions[topic.name] = position
-        self.positions = dict(sorted(self.positions.items()))
+        if topic.name < last:  # else they are in order
+            self.positions = dict(sorted(self.positions.items()))
         self._epochs = None
         return position
 

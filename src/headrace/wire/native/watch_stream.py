@@ -118,7 +118,9 @@ class WatchStream(LiveStream[View]):
                 unread = (Sweep(topic.name, until=topic.name),) if topic.head else ()
                 self._widen(*unread)
                 return
-            position = session.add(topic)
+            # Nobody can follow it yet, so that the many others need not be looked through.
+            self._follow(session.add(topic), topic)
+            return
         # A topic that is gone and not yet told is in the backlog; telling it finds the new one.
         followed = (*self.subscriptions, *self.backlog, *self.retrying)
         if all(subscription.position is not position for subscription in followed):

@@ -9,7 +9,7 @@ import pytest
 from headrace.core.errors import InvalidRequest
 from headrace.engine.engine import Engine
 from headrace.engine.live import feed as feed_module
-from headrace.engine.live.feed import SAME_PAGE_MIN, TopicFeed
+from headrace.engine.live.feed import FIRST_TOGETHER_MAX, SAME_PAGE_MIN, TopicFeed
 from headrace.engine.live.follower import Follower, Position, Subscription
 from headrace.engine.live.hub import SHARED_PAGES_MAX, LiveHub
 from headrace.engine.live.pages import SharedPage
@@ -332,6 +332,20 @@ def test_those_alike_get_a_page_together(engine: Engine, hub: LiveHub) -> None:
     assert [
         subscription.position.cursor for reader in readers for subscription in reader.subscriptions
     ] == [5] * 5
+
+
+def test_a_round_begins_with_few_since_its_page_may_take_longer_than_the_last_one(
+    engine: Engine, hub: LiveHub
+) -> None:
+    readers = alike_readers(engine, hub, 40)
+    for value in range(3):
+        engine.append("jobs", [value]).result()
+        run(engine)
+        first = next(reader for reader in readers if reader.together)
+        assert first.together[0] <= FIRST_TOGETHER_MAX
+        for reader in readers:
+            reader.together.clear()
+    assert [reader.seqs for reader in readers] == [[3, 4, 5]] * 40
 
 
 def test_those_alike_at_two_places_get_two_pages(engine: Engine, hub: LiveHub) -> None:

@@ -144,6 +144,19 @@ def test_new_requests_wait_while_answers_are_not_taken(handlers: Handlers) -> No
         assert client.finish(held).data == b"late"
 
 
+def test_who_takes_its_answers_does_not_wait_for_those_who_do_not(served: Served) -> None:
+    """The response memory of all is used up by others, as the last tick saw it."""
+    with Client(served) as client:
+        used_up = 2 * SETTINGS.response_memory_bytes_max
+        served.call(lambda: setattr(served.app, "pending_bytes", used_up))
+        # Not in one frame with its head, which is handed over on another way.
+        stream_id = client.start(b"POST", b"/echo", end=False)
+        client.send(stream_id, b"modest", end=True)
+        assert client.finish(stream_id).data == b"modest"
+        served.call(lambda: setattr(served.app, "pending_bytes", used_up))
+        assert client.get(b"/echo?whole").data == b"whole"
+
+
 def test_an_answer_beyond_the_response_memory_is_given_up(handlers: Handlers) -> None:
     settings = replace(SETTINGS, response_memory_bytes_max=4 << 20)
     with Served(settings, handlers.routes()) as served, Client(served, greedy=False) as client:

@@ -266,7 +266,8 @@ def test_a_turn_is_bounded_and_the_rest_is_done_in_the_next(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With no time at all a turn takes one frame; everything is answered all the same."""
-    monkeypatch.setattr("headrace.server.http2.connection.TURN_NS_MAX", -1)
+    monkeypatch.setattr("headrace.server.loop_shares.SLICE_NS_MAX", -1)
+    monkeypatch.setattr("headrace.server.loop_shares.SLICE_NS_MIN", -1)
     with Client(served) as client:
         encoder, data = Encoder(), b""
         for number in range(1, 100, 2):

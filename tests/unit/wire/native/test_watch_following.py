@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 import pytest
 
 from headrace.wire.native import watch_session as native_watch_session
@@ -25,6 +28,38 @@ def test_a_pattern_follows_what_is_there_and_what_is_created_later(live: Live) -
     assert {e.data["topic"] for e in events} == {"orders:us"}
     assert record_seqs(events) == [1, 2]
     assert set(events[-1].cursors) == {"$e", "orders:eu", "orders:us"}
+
+
+def test_a_new_topic_is_followed_without_a_look_at_all_others(live: Live) -> None:
+    """Else who follows a thousand topics pays for each of them whenever one is created."""
+    watcher = live.watch("orders:*")
+    looks: list[int] = []
+
+    def count(frame: FrameType, event: str, _argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_name == "<genexpr>":
+            looks.append(code.co_filename.endswith("watch_stream.py"))
+
+    sys.setprofile(count)
+    try:
+        for number in range(40):
+            live.append(f"orders:{number:02}", 1)
+    finally:
+        sys.setprofile(None)
+    assert sum(looks) == 0
+    events = watcher.events()
+    assert [e.data["topic"] for e in events if e.event == "record"] == [
+        f"orders:{number:02}" for number in range(40)
+    ]
+
+
+def test_positions_of_new_topics_are_in_order_whichever_comes_first(live: Live) -> None:
+    watcher = live.watch("orders:*")
+    for name in ("m", "z", "a", "y"):
+        live.append(f"orders:{name}", 1)
+        last = watcher.events()[-1]
+    names = [name for name in last.cursors if name.startswith("orders:")]
+    assert names == [f"orders:{name}" for name in "amyz"]
 
 
 def test_a_pattern_finds_what_was_created_while_nobody_listened(live: Live) -> None:
