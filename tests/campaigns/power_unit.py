@@ -53,6 +53,7 @@ LAKE_EVERY: Final = 3  # one unit in so many has a lake
 LOAD_SECONDS: Final = (0.3, 2.5)
 LOAD_SECONDS_LAKE: Final = (3.0, 7.0)
 CUT_AFTER_MAX: Final = 60  # writes and syncs between the decision and the cut
+CUT_PENDING: Final = (0, 1, 1, 2, 3, 5, 9)  # so many of them that no sync covers yet
 CUT_PATIENCE_SECONDS: Final = 1.0
 # Of a start, how many writes and syncs it may do before the power goes again.
 START_WRITES_MAX: Final = 30
@@ -137,6 +138,7 @@ class Unit:
         self.counts["records lost of classes that do not sync"] += sum(
             actor.lost for actor in (*self.shared, *self.actors) if hasattr(actor, "lost")
         )
+        self.counts["lake rows compared"] += self.archived.rows
         self.counts["lake tables cut off"] += self.archived.mended
 
     # A life
@@ -152,6 +154,7 @@ class Unit:
         return server
 
     def _load_and_cut(self, server: ServerProcess) -> None:
+        seconds = LOAD_SECONDS_LAKE if self.with_lake else LOAD_SECONDS
         stop = threading.Event()
         threads = [
             threading.Thread(target=actor.live, args=(server, stop)) for actor in self.actors
@@ -160,8 +163,9 @@ class Unit:
         with self._syncing(server):
             for thread in threads:
                 thread.start()
-            time.sleep(self.chance.uniform(*(LOAD_SECONDS_LAKE if self.with_lake else LOAD_SECONDS)))
-            at = self.machine.cut(self.chance.randrange(CUT_AFTER_MAX), CUT_PATIENCE_SECONDS)
+            time.sleep(self.chance.uniform(*seconds))
+            self.machine.arm(self.chance.randrange(CUT_AFTER_MAX), self.chance.choice(CUT_PENDING))
+            at = self.machine.wait_for_cut(CUT_PATIENCE_SECONDS)
             stop.set()
             server.kill()
         for thread in threads:
@@ -201,7 +205,7 @@ class Unit:
                 server.kill()
 
         thread = threading.Thread(target=start)
-        self.machine.arm(after)
+        self.machine.arm(after, self.chance.choice(CUT_PENDING))
         thread.start()
         at = self.machine.wait_for_cut(START_SECONDS)
         over.set()

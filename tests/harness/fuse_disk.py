@@ -7,7 +7,7 @@ each with one:
 
 | line | what it does |
 |---|---|
-| `{"do": "cut", "after": n}` | loses power when it has done n more writes and syncs; answers then |
+| `{"do": "cut", "after": n, "pending": p}` | loses power when it has done n more writes and syncs, and p are not covered by a sync; answers then |
 | `{"do": "back", "mode": m, "seed": s}` | comes back, with what `write_log.py` says is left |
 
 Only this file knows the protocol of `/dev/fuse`.  Writes do not go through a cache (FOPEN_DIRECT_IO)
@@ -72,6 +72,7 @@ class FuseDisk:
     def __init__(self, disk: LoggedDisk, mountpoint: str) -> None:
         self._disk = disk
         self._cut_after: int | None = None
+        self._cut_pending = 0
         self._commands = b""
         self._fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
         how = f"fd={self._fd},rootmode=40000,user_id=0,group_id=0,max_read={WRITE_BYTES_MAX}"
@@ -176,10 +177,13 @@ class FuseDisk:
         """A write or a sync is done; perhaps it was the last."""
         if self._cut_after is not None:
             self._cut_after -= 1
-            if self._cut_after <= 0:
-                self._cut()
+            self._cut_if_due()
 
-    def _cut(self) -> None:
+    def _cut_if_due(self) -> None:
+        if self._cut_after is None or self._cut_after > 0:
+            return
+        if len(self._disk.pending) < self._cut_pending:
+            return
         self._cut_after = None
         self._disk.dead = True
         _say({"at_ns": time.monotonic_ns(), "pending": len(self._disk.pending)})
@@ -192,9 +196,8 @@ class FuseDisk:
             told = json.loads(line)
             if told["do"] == "cut":
                 if not self._disk.dead:  # else it was cut while this was on its way
-                    self._cut_after = told["after"]
-                    if not self._cut_after:
-                        self._cut()
+                    self._cut_after, self._cut_pending = told["after"], told["pending"]
+                    self._cut_if_due()
             else:
                 assert told["do"] == "back" and self._disk.dead, told
                 _say(self._disk.come_back(told["mode"], Dice(told["seed"])))

@@ -23,6 +23,8 @@ PAGE: Final = 1_000
 PAD_MAX: Final = 200
 CAP_RECORDS: Final = 40
 LEASE_MS: Final = 600_000
+CLAIM: Final = 6  # jobs at once
+CLAIM_MAX: Final = 500
 TAGS: Final = ("a", "b", "c")
 
 
@@ -326,9 +328,9 @@ class QueueActor(Actor):
             self.client.put_topic(self.name, config)
             self._created = True
         kind = self.chance.random()
-        if kind < 0.4:
+        if kind < 0.3:
             self._append()
-        elif kind < 0.7 or not self._held:
+        elif kind < 0.6 or not self._held:
             self._claim()
         else:
             self._end(done=kind < 0.9)
@@ -348,7 +350,7 @@ class QueueActor(Actor):
         self.history.done()
 
     def _claim(self) -> None:
-        jobs = self.client.claim(self.name, "worker", 4, lease_ms=LEASE_MS).jobs
+        jobs = self.client.claim(self.name, "worker", CLAIM, lease_ms=LEASE_MS).jobs
         seqs = {job.seq for job in jobs}
         # A claim without an answer holds jobs that nobody knows of; `check` takes that for all.
         self.history.begin(lambda state: state["held"].update(seqs))
@@ -356,7 +358,7 @@ class QueueActor(Actor):
         self._held += jobs
 
     def _end(self, *, done: bool) -> None:
-        jobs = self._held[: self.chance.randint(1, 3)]
+        jobs = self._held[: self.chance.randint(1, 6)]
         seqs = {job.seq for job in jobs}
 
         def change(state: State) -> None:
@@ -395,17 +397,20 @@ class QueueActor(Actor):
 
     def _check_leases(self, base: State) -> None:
         """Another worker gets what nobody holds; the holder can go on where leases are durable."""
-        other = self.client.claim(self.name, "other", 10_000, lease_ms=LEASE_MS).jobs
+        other: list[Any] = []
+        while more := self.client.claim(self.name, "other", CLAIM_MAX, lease_ms=LEASE_MS).jobs:
+            other += more
         taken = {job.seq for job in other}
         held = base["held"] & base["jobs"].keys()
         if self.durable and taken & held:
             raise Violation(f"{sorted(taken & held)[:5]} were leased, and are given to another")
         free = base["jobs"].keys() - (held if self.durable else set())
         # What an unanswered claim took is leased to a worker that does not know.
-        unknown = 4 if self.durable else 0
+        unknown = CLAIM if self.durable else 0
         if len(free - taken) > unknown:
             raise Violation(f"{sorted(free - taken)[:5]} cannot be claimed by anybody")
-        self.client.nack(self.name, "other", other)
+        for at in range(0, len(other), CLAIM_MAX):
+            self.client.nack(self.name, "other", other[at : at + CLAIM_MAX])
         self._held = [job for job in self._held if job.seq in held] if self.durable else []
         base["held"] = {job.seq for job in self._held}
         if not self.durable or not free - taken:

@@ -133,7 +133,7 @@ class Machine:
         """End it, as a power loss would."""
         if self.mounted:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
-                self._tell({"do": "cut", "after": 0})
+                self.arm(0, 0)
                 self._unmount()
         for pipe in (self._disk.stdin, self._disk.stdout):
             assert pipe is not None
@@ -149,22 +149,17 @@ class Machine:
             _run([*self._kind.make, device])
             self._mount(device)
 
-    def cut(self, after: int, patience: float) -> dict[str, int]:
-        """Lose power after so many more writes and syncs, or when there were too few for so long.
+    def arm(self, after: int, pending: int) -> None:
+        """Have the power go after so many more writes and syncs, and so many that no sync covers.
 
         From then on nothing reaches the disk, and nothing comes from it.
         """
-        self.arm(after)
-        return self.wait_for_cut(patience)
-
-    def arm(self, after: int) -> None:
-        """Have the power go after so many more writes and syncs."""
-        self._tell({"do": "cut", "after": after})
+        self._tell({"do": "cut", "after": after, "pending": pending})
 
     def wait_for_cut(self, patience: float) -> dict[str, int]:
-        """When the power went, and what was not synced then."""
+        """When the power went, at the latest after so many seconds, and what was not synced."""
         if not select.select([self._disk.stdout], [], [], patience)[0]:
-            self._tell({"do": "cut", "after": 0})
+            self.arm(0, 0)
         return self._heard()
 
     def come_back(self, mode: DiskMode, seed: int) -> Counter[str]:
@@ -211,11 +206,12 @@ class Machine:
 
     def _unmount(self) -> None:
         if self._kind.stops_when_told:
-            fd = os.open(self.root, os.O_RDONLY)
-            try:
-                fcntl.ioctl(fd, _SHUTDOWN, struct.pack("<I", _SHUTDOWN_WITHOUT_LOG))
-            finally:
-                os.close(fd)
+            with contextlib.suppress(OSError):  # it has noticed by itself
+                fd = os.open(self.root, os.O_RDONLY)
+                try:
+                    fcntl.ioctl(fd, _SHUTDOWN, struct.pack("<I", _SHUTDOWN_WITHOUT_LOG))
+                finally:
+                    os.close(fd)
         _run(["umount", str(self.root)])
         self.mounted = False
 
