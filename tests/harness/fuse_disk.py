@@ -1,19 +1,18 @@
 """A disk that can lose its power: one file of a FUSE filesystem, every write of which is logged.
 
 A program of its own, since the kernel must never wait for a process that waits for the disk:
-`python -m tests.harness.fuse_disk MOUNTPOINT IMAGE SIZE SECTOR`.  A loop device on `MOUNTPOINT/disk`
-is a block device for any filesystem.  It obeys lines of JSON on its standard input, and answers
-each with one:
+`python -m tests.harness.fuse_disk MOUNTPOINT IMAGE SIZE SECTOR`.  A loop device on the file `disk`
+there is a block device for any filesystem.  It obeys lines of JSON on its standard input:
 
-| line | what it does |
-|---|---|
-| `{"do": "cut", "after": n, "pending": p}` | loses power when it has done n more writes and syncs, and p are not covered by a sync; answers then |
-| `{"do": "back", "mode": m, "seed": s}` | comes back, with what `write_log.py` says is left |
+- `{"do": "cut", "after": n, "pending": p}`: loses power when it has done n more writes and syncs
+  and p writes are covered by no sync; it says so then.
+- `{"do": "back", "mode": m, "seed": s}`: comes back with what `write_log.py` says is left, and says
+  how much that is.
 
-Only this file knows the protocol of `/dev/fuse`.  Writes do not go through a cache (FOPEN_DIRECT_IO)
-and are done one at a time, so that their order is the one in which the block device finished them;
-a sync of the file is a flush of the device, and there is no write that needs none (FUA), because a
-loop device has no such write.  Without power every write, sync and read fails with EIO.
+Only this file knows the protocol of `/dev/fuse`.  Writes go through no cache (FOPEN_DIRECT_IO) and
+are done one at a time, so that their order is the one in which the block device finished them.  A
+sync of the file is a flush of the device; a loop device has no write that is durable by itself
+(FUA).  Without power every write, sync and read fails with EIO.
 """
 
 from __future__ import annotations
@@ -135,7 +134,9 @@ class FuseDisk:
 
     def _attributes(self, node: int) -> bytes:
         mode, links, size = (
-            (stat.S_IFDIR | 0o700, 2, 0) if node == _ROOT else (stat.S_IFREG | 0o600, 1, self._disk.size)
+            (stat.S_IFDIR | 0o700, 2, 0)
+            if node == _ROOT
+            else (stat.S_IFREG | 0o600, 1, self._disk.size)
         )
         return _ATTRIBUTES.pack(node, size, size // 512, *[0] * 6, mode, links, 0, 0, 0, 4096, 0)
 

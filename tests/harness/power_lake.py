@@ -86,7 +86,7 @@ class ArchivedTopic(Actor):
         held = {seq: data for seq, (data, _) in found.records.items()}
         seen = look(self._url, self.lake, self.name)
         self._check_before(seen, found)
-        rows = {seq: data for seq, data in seen["rows"]}
+        rows = dict(seen["rows"])
         if len(rows) != len(seen["rows"]):
             raise Violation("a seq is a row of the lake twice")
         if seen["error"] or seen["findings"] or seen["gaps"]:

@@ -158,7 +158,9 @@ class Machine:
 
     def wait_for_cut(self, patience: float) -> dict[str, int]:
         """When the power went, at the latest after so many seconds, and what was not synced."""
-        if not select.select([self._disk.stdout], [], [], patience)[0]:
+        out = self._disk.stdout
+        assert out is not None
+        if not select.select([out], [], [], patience)[0]:
             self.arm(0, 0)
         return self._heard()
 

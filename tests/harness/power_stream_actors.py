@@ -184,7 +184,9 @@ class S2Actor(_HttpActor):
             return
         name = self.chance.choice(names)
         if kind < 0.08 or (kind < 0.2 and len(names) == STREAMS_MAX):
-            self._change("DELETE", f"streams/{name}", lambda state: state.pop(name, None), None, 202)
+            self._change(
+                "DELETE", f"streams/{name}", lambda state: state.pop(name, None), None, 202
+            )
         elif kind < 0.14:
             age = self.chance.randrange(100_000, 1_000_000)
             self._change(
@@ -250,8 +252,8 @@ class S2Actor(_HttpActor):
             if one.get("deleted_at") is None
         ]
         self._created = True
-        found = {name: self._read(name) for name in names}
-        found = {name: one for name, one in found.items() if one is not None}
+        read = {name: self._read(name) for name in names}
+        found = {name: one for name, one in read.items() if one is not None}
 
         def compare(state: State) -> str | None:
             if found.keys() != state.keys():

@@ -1,4 +1,4 @@
-"""A disk's image that knows which writes a barrier covers, and what a power loss leaves of the rest.
+"""A disk's image that knows which writes a barrier covers, and what a power loss leaves of others.
 
 The rules it owns: what was written before the last barrier survives; of each later write a power
 loss keeps everything, nothing, or some of its sectors.  A sector is written whole or not at all,
