@@ -41,7 +41,6 @@ from tests.harness.power_machine import (
     Machine,
     NotMounted,
     die_with_parent,
-    leave_others,
 )
 from tests.harness.power_stream_actors import DurableStreamsActor, S2Actor
 from tests.harness.write_log import DISK_MODES
@@ -234,6 +233,7 @@ class Unit:
             [sys.executable, "-m", "headrace", "check", "--data-dir", str(self.data)],
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
             capture_output=True, timeout=CHECK_SECONDS_MAX, check=False,
+            preexec_fn=die_with_parent,
         )  # fmt: skip
         if done.returncode:
             raise Violation(f"headrace check: {(done.stdout + done.stderr).decode()[-2_000:]}")
@@ -251,7 +251,6 @@ def say(words: str) -> None:
 def main() -> None:
     number, directory = int(sys.argv[1]), Path(sys.argv[2])
     die_with_parent()
-    leave_others()
     ServerProcess.popen = DyingPopen
     unit = Unit(number, directory)
     finding = ""

@@ -1,8 +1,9 @@
 """A disk that can lose its power: one file of a FUSE filesystem, every write of which is logged.
 
 A program of its own, since the kernel must never wait for a process that waits for the disk:
-`python -m tests.harness.fuse_disk MOUNTPOINT IMAGE SIZE SECTOR`.  A loop device on the file `disk`
-there is a block device for any filesystem.  It obeys lines of JSON on its standard input:
+`python -m tests.harness.fuse_disk FD IMAGE SIZE SECTOR`, where FD is `/dev/fuse`, which another
+process has mounted or will (`mount_options`).  A loop device on the file `disk` there is a block
+device for any filesystem.  It obeys lines of JSON on its standard input:
 
 - `{"do": "cut", "after": n, "pending": p}`: loses power when it has done n more writes and syncs
   and p writes are covered by no sync; it says so then.
@@ -68,14 +69,12 @@ class Refused(Exception):
 class FuseDisk:
     """Serves one mount until it is unmounted, or until nobody can tell it anything any more."""
 
-    def __init__(self, disk: LoggedDisk, mountpoint: str) -> None:
+    def __init__(self, disk: LoggedDisk, fd: int) -> None:
         self._disk = disk
+        self._fd = fd
         self._cut_after: int | None = None
         self._cut_pending = 0
         self._commands = b""
-        self._fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
-        how = f"fd={self._fd},rootmode=40000,user_id=0,group_id=0,max_read={WRITE_BYTES_MAX}"
-        mount("headrace-power", mountpoint, "fuse", how)
         self._requests: dict[int, Callable[[int, bytes], bytes]] = {
             _INIT_OP: self._init,
             _LOOKUP: self._lookup,
@@ -219,12 +218,15 @@ def mount(source: str, target: str, kind: str, data: str | None = None, flags: i
         raise OSError(number, f"mount of {kind} at {target}: {os.strerror(number)}")
 
 
+def mount_options(fd: int) -> str:
+    """Those of a mount of type `fuse` that this descriptor serves."""
+    return f"fd={fd},rootmode=40000,user_id=0,group_id=0,max_read={WRITE_BYTES_MAX}"
+
+
 def main() -> None:
-    mountpoint, image, size, sector = sys.argv[1:]
+    fd, image, size, sector = sys.argv[1:]
     disk = LoggedDisk(image, int(size), int(sector))
-    serving = FuseDisk(disk, mountpoint)
-    _say({"pid": os.getpid()})
-    serving.serve()
+    FuseDisk(disk, int(fd)).serve()
     disk.close()
 
 

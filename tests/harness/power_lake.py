@@ -21,7 +21,7 @@ from headrace.testing.process import ServerProcess
 from tests.harness.events import Violation
 from tests.harness.power_actors import Actor, Found, difference
 from tests.harness.power_history import History, State
-from tests.harness.power_machine import DyingPopen
+from tests.harness.power_machine import DyingPopen, die_with_parent
 from tests.support.checkout import ROOT
 
 CAP_RECORDS: Final = 50
@@ -121,6 +121,7 @@ def look(url: str, lake: Path, topic: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.harness.power_lake", url, str(lake), topic],
         env=_environment(), cwd=ROOT, capture_output=True, timeout=LOOK_SECONDS_MAX, check=False,
+        preexec_fn=die_with_parent,
     )  # fmt: skip
     if done.returncode:
         raise Violation(f"the look at the lake ended: {done.stderr.decode()[-2_000:]}")

@@ -1,8 +1,10 @@
 """A machine whose power can be cut: a block device, a real filesystem on it, and a boot id.
 
 The rule it owns: all of it is gone when the process is, however that ends.  The mounts are in a
-mount namespace that no other process has, and the loop device detaches itself (autoclear) when its
-filesystem is unmounted, so that there is nothing to clean up after `kill -9`.
+mount namespace that only its children have, and the loop device detaches itself (autoclear) when
+its filesystem is unmounted, so that there is nothing to clean up after `kill -9`.  The process that
+serves the disk stays outside of that namespace: the last one inside unmounts it by its end, and
+would wait for itself.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.harness.fuse_disk import DEVICE, NAME, mount
+from tests.harness.fuse_disk import DEVICE, NAME, mount, mount_options
 from tests.harness.write_log import DiskMode
 from tests.support.checkout import ROOT
 
@@ -83,7 +85,7 @@ def missing() -> str | None:
     return None
 
 
-def leave_others() -> None:
+def _leave_others() -> None:
     """From now on this process and its children see mounts that nobody else sees."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_NAMESPACE):
@@ -108,7 +110,7 @@ class NotMounted(Exception):
 
 
 class Machine:
-    """A disk with a filesystem, mounted at `root`.  The process must have left all others."""
+    """A disk with a filesystem, mounted at `root`, which only children of this process see."""
 
     def __init__(self, directory: Path, kind: FilesystemKind, size: int) -> None:
         self._kind = kind
@@ -117,16 +119,18 @@ class Machine:
         self._boot = directory / "boot_id"
         for made in (self.root, self._device):
             made.mkdir()
-        self._boot_anew()
-        mount(str(self._boot), BOOT_ID, "none", None, _BIND)
+        fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
         self._disk = DyingPopen(
-            [sys.executable, "-m", "tests.harness.fuse_disk", str(self._device),
-             str(directory / "image"), str(size), str(kind.sector)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT,
+            [sys.executable, "-m", "tests.harness.fuse_disk", str(fd), str(directory / "image"),
+             str(size), str(kind.sector)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, pass_fds=[fd],
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
         )  # fmt: skip
-        self._heard()
-        self.boots = 0
+        _leave_others()
+        mount("headrace-power", str(self._device), "fuse", mount_options(fd))
+        os.close(fd)
+        self._boot_anew()
+        mount(str(self._boot), BOOT_ID, "none", None, _BIND)
         self.mounted = False
 
     def close(self) -> None:
@@ -246,5 +250,5 @@ def _looped(path: Path, sector: int):  # type: ignore[no-untyped-def]
 def _run(command: list[str]) -> None:
     subprocess.run(
         command, check=True, timeout=COMMAND_SECONDS_MAX, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=die_with_parent,
     )  # fmt: skip
