@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from headrace.client import Client
 from headrace.core.errors import HeadraceError
@@ -142,10 +142,13 @@ class Unit:
 
     # A life
 
+    def _launched(self) -> ServerProcess:
+        how: dict[str, Any] = dict(self._settings)
+        return ServerProcess(self.data, stderr=self._errors, **how)
+
     def _started(self) -> ServerProcess:
         try:
-            server = ServerProcess(self.data, stderr=self._errors, **self._settings)  # type: ignore[arg-type]
-            self.server = server
+            server = self.server = self._launched()
             with Client(server.url, deadline_ms=PATIENCE_MS) as client:
                 client.ready()
         except HeadraceError as error:
@@ -199,7 +202,7 @@ class Unit:
 
         def start() -> None:
             with contextlib.suppress(HeadraceError):
-                server = ServerProcess(self.data, stderr=self._errors, **self._settings)  # type: ignore[arg-type]
+                server = self._launched()
                 over.wait(JOIN_SECONDS_MAX)
                 server.kill()
 

@@ -5,10 +5,9 @@ What a server makes of such a disk is the campaign `power`, of which one unit is
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from tests.campaigns.power_loss import PowerLoss
 from tests.campaigns.runner import do_unit
 from tests.harness import power_machine
 from tests.harness.events import Violation
-from tests.harness.power_history import History
+from tests.harness.power_history import History, State
 from tests.harness.write_log import DISK_MODES, LoggedDisk
 from tests.support.checkout import ROOT
 
@@ -72,17 +71,21 @@ def test_the_same_seed_leaves_the_same_disk(tmp_path: Path) -> None:
     assert len(found) == 1
 
 
-def test_what_is_found_is_what_the_first_steps_left() -> None:
+def set_n(number: int, state: State) -> None:
+    state["n"] = number
+
+
+@pytest.mark.parametrize(("lossy", "there", "lost"), [(False, 2, 0), (False, 3, 0), (True, 1, 1)])
+def test_what_is_found_is_what_the_first_steps_left(lossy: bool, there: int, lost: int) -> None:
     """Class fsync has all that was acknowledged; another class may have less, and says so."""
-    for lossy, there, lost in ((False, 2, 0), (False, 3, 0), (True, 1, 1)):
-        history = History({"n": 0}, lossy=lossy)
-        for number in (1, 2, 3):
-            history.begin(lambda state, number=number: state.update(n=number))  # type: ignore[misc]
-            if number < 3:
-                history.done()
-        assert history.pending
-        assert history.judge(lambda state, there=there: None if state["n"] == there else "") == lost  # type: ignore[misc]
-        assert history.base == {"n": there}
+    history = History({"n": 0}, lossy=lossy)
+    for number in (1, 2, 3):
+        history.begin(partial(set_n, number))
+        if number < 3:
+            history.done()
+    assert history.pending
+    assert history.judge(lambda state: None if state["n"] == there else "") == lost
+    assert history.base == {"n": there}
 
 
 def test_an_acknowledged_step_that_is_gone_is_a_violation() -> None:
@@ -155,5 +158,4 @@ def test_one_unit_of_the_campaign() -> None:
     outcome = do_unit(PowerLoss(), 1, 600, said.append)
     assert not outcome.findings, outcome.findings
     assert outcome.counts["power losses"] >= 8 and outcome.counts["records judged"] > 1_000
-    assert said and json.dumps(outcome.counts)
-    assert not list(Path(tempfile.gettempdir()).glob("power-*/root/data"))
+    assert said

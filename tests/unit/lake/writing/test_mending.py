@@ -53,7 +53,7 @@ def lines_but_the_last(content: bytes) -> bytes:
         lambda content: bytes(len(content)),
         lines_but_the_last,
     ],
-    ids=["empty", "begun", "zeros", "whole lines"],
+    ids=["empty", "begun", "zeros", "whole-lines"],
 )
 def test_the_newest_commit(bench: Bench, topic: str, cut) -> None:  # type: ignore[no-untyped-def]
     bench.client.append(topic, [1, 2, 3])
