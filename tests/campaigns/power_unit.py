@@ -134,7 +134,7 @@ class Unit:
         if code:
             raise Violation(f"the server ended with {code}: {self._said()}")
         self._check()
-        self.counts["records lost of classes that do not sync"] += sum(
+        self.counts["steps lost of classes that do not sync"] += sum(
             actor.lost for actor in (*self.shared, *self.actors) if hasattr(actor, "lost")
         )
         self.counts["lake rows compared"] += self.archived.rows
