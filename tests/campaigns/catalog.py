@@ -8,6 +8,7 @@ from tests.campaigns.damage import DamagedDirectories
 from tests.campaigns.kills import Kills
 from tests.campaigns.linearizability import Linearizability
 from tests.campaigns.model_runs import ModelRuns
+from tests.campaigns.power_loss import PowerLoss
 from tests.campaigns.soak import Soak
 
 CAMPAIGNS: tuple[type[Campaign], ...] = (
@@ -16,5 +17,6 @@ CAMPAIGNS: tuple[type[Campaign], ...] = (
     DamagedDirectories,
     Kills,
     Linearizability,
+    PowerLoss,
     Soak,
 )

@@ -93,7 +93,9 @@ def record_gaps(
             "append",
             delta.schema(),
             commit_properties=properties(
-                {identity.app_id: to_seq}, {NOTE_BATCH: batch, NOTE_GAPS: len(gaps)}
+                {identity.app_id: to_seq},
+                {NOTE_BATCH: batch, NOTE_GAPS: len(gaps)},
+                len(actions),
             ),
         )
         found = _version_of(_at(lake, name, None), batch)

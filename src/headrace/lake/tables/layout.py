@@ -37,6 +37,7 @@ NOTE_FIRST: Final = "headrace.first_seq"
 NOTE_LAST: Final = "headrace.last_seq"
 NOTE_ROWS: Final = "headrace.rows"
 NOTE_GAPS: Final = "headrace.gaps"
+NOTE_ACTIONS: Final = "headrace.actions"
 
 DIRECTORY: Final = "lake"  # of a data directory
 LOG: Final = "_delta_log"  # of a table: Delta's

@@ -23,6 +23,7 @@ from headrace.core.errors import ConfigError, HeadraceError, LakeConflict, NotFo
 from headrace.lake.tables.columns import CONTENT_TYPE, DAY, VALUE, VARIANT, table_schema
 from headrace.lake.tables.files import DataFile
 from headrace.lake.tables.layout import (
+    NOTE_ACTIONS,
     PROPERTY_VALUE,
     Identity,
     Lake,
@@ -106,7 +107,7 @@ class Table:
                 "append",
                 self.delta.schema(),
                 partition_by=[DAY],
-                commit_properties=properties(marks, note),
+                commit_properties=properties(marks, note, len(add) + len(remove)),
             )
             self.lake.settle(self.name)
 
@@ -247,10 +248,13 @@ def _ms(at: datetime | None) -> int:
     return 0 if at is None else round(at.timestamp() * 1000)
 
 
-def properties(marks: dict[str, int], note: dict[str, Any]) -> CommitProperties:
-    """Never tried again on a newer state than the one that was looked at."""
+def properties(marks: dict[str, int], note: dict[str, Any], files: int) -> CommitProperties:
+    """Never tried again on a newer state than the one that was looked at.
+
+    It says how many files and marks it has, so that one that was cut off can be told.
+    """
     return CommitProperties(
-        custom_metadata=note,
+        custom_metadata=note | {NOTE_ACTIONS: files + len(marks)},
         app_transactions=[Transaction(app_id, version) for app_id, version in marks.items()],
     )
 
@@ -281,6 +285,7 @@ def delta_errors(table: str) -> Iterator[None]:
 def _unusable(table: str, error: Exception) -> HeadraceError:
     return NotReady(
         f"the table {table} cannot be used: {' '.join(str(error).split())[:300]}",
-        fix="check the place of the lake, its room and its permissions, then run this again",
+        fix="check the place of the lake, its room and its permissions, then run this again;"
+        " after a power loss run `headrace lake sync`, which puts aside what was cut off",
         detail={"table": table},
     )

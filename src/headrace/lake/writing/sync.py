@@ -1,8 +1,9 @@
 """Sync: what topics have beyond their watermarks becomes rows and gaps, each seq exactly once.
 
-The order it owns, for each topic: look at the watermark, plan, write files, look again, commit
-the gaps, commit the table, tell the server.  A writer may die between any two of these steps: what
-counts is the commit of the table, and the next sync starts from there.
+The order it owns, for each topic: mend what a power loss cut off, look at the watermark, plan,
+write files, look again, commit the gaps, commit the table, tell the server.  A writer may die
+between any two of these steps: what counts is the commit of the table, and the next sync starts
+from there.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from headrace.lake.tables.seq_sets import ENDED, Gap, gaps_between, joined
 from headrace.lake.tables.table import Table, create_table, delta_errors
 from headrace.lake.tables.tasks import Failed, Runner
 from headrace.lake.writing.copy_task import Copied, CopyJob, copy_part, source_options
+from headrace.lake.writing.mending import mend
 from headrace.lake.writing.sync_result import Result, Synced, count_done
 from headrace.lake.writing.variants import Copier
 from headrace.lake.writing.watermark_report import report
@@ -194,6 +196,7 @@ class Sync:
         result.table = identity.table
         if not manifest.head_seq:
             return None
+        mend(self._client, self._lake, identity)
         is_stream = manifest.content_type is not None
         table = create_table(self._lake, identity, self._value_ddl, is_stream)
         self._check_schema(table)
