@@ -1,7 +1,7 @@
 """Damage: every byte of small directories flipped, every file cut, removed or swapped with another.
 
-A unit is a slice of all the damage that can be done to one directory; when all of it was done, it
-begins again with other bits of the same bytes.
+A unit is a sample of all the damage that can be done to one directory, no two of them alike; when
+all of it was done, it begins again with other bits of the same bytes.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class DamagedDirectories(Campaign):
         slices = -(-total // SLICE)
         rounds, slice_index = divmod(index, slices)
         outcome = Outcome(notes={f"damages of {area}": total})
-        start = slice_index * SLICE
-        for damage in islice(damages(small.disk, SEED + rounds), start, start + SLICE):
+        # A slice has something of every file, so that one that is not done to its end has, too.
+        for damage in islice(damages(small.disk, SEED + rounds), slice_index, None, slices):
             try:
                 noticed = judge(small, damage)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding

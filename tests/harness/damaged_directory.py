@@ -2,9 +2,9 @@
 
 A directory is what a workload of the crash sweeps left: topics, queues, routers, streams with their
 forks, subscriptions; its engine was killed when the log had come to rest.  Noticed means: the start
-is refused, or reading is refused, or recovery says what it set aside; each names a file.  Otherwise
-everything has to read as before.  Anything else fails: other data, less data, an exception that is
-not an error of ours.
+is refused, or reading is refused, or recovery says what it set aside; each names a file or its
+directory.  Otherwise everything has to read as before.  Anything else fails: other data, less data,
+an exception that is not an error of ours.
 """
 
 from __future__ import annotations
@@ -35,6 +35,12 @@ class Small(NamedTuple):
     disk: SimDisk
     shown: Shown
     now_ms: int
+
+    @property
+    def names(self) -> set[str]:
+        """Its files, and the directories of these; of a log that is cut off only that is known."""
+        paths = [PurePosixPath(path) for path in self.disk.contents()]
+        return {path.name for path in paths} | {f"/{path.parent} " for path in paths}
 
 
 class Damage(NamedTuple):
@@ -110,10 +116,9 @@ def judge(small: Small, damage: Damage) -> str:
         if shown != small.shown.get(name):
             raise Violation(f"{damage}: {name!r} reads differently")
     said = found.refusals + found.problems
-    names = {PurePosixPath(path).name for path in small.disk.contents()}
     for words in said:
-        if not any(name in words for name in names):
-            raise Violation(f"{damage}: no file is named: {words}")
+        if not any(name in words for name in small.names):
+            raise Violation(f"{damage}: neither a file nor its directory is named: {words}")
     if not found.shown:
         return "start refused"
     if found.refusals:
