@@ -66,18 +66,24 @@ class Client:
     async def fence(self) -> None:
         body = self._body()
         conditions = {"fencing_token": self.witness.known_token}
-        if await self._put([self.sdk.CommandRecord.fence(body.decode())], [body], conditions):
+        command = self.sdk.CommandRecord.fence(body.decode())
+        if await self._put([command], [body], conditions, fences=True):
             self.witness.known_token = body.decode()
 
     async def _put(
-        self, records: list[Any], bodies: list[bytes], conditions: dict[str, Any]
+        self,
+        records: list[Any],
+        bodies: list[bytes],
+        conditions: dict[str, Any],
+        *,
+        fences: bool = False,
     ) -> bool:
         witness, sdk, history = self.witness, self.sdk, self.witness.history
         after, token = conditions.get("match_seq_num"), conditions.get("fencing_token")
         given: dict[str, Any] = {
             "after": after,
             "token": None if token is None else token.encode(),
-            "fences": records[0].is_command_record(),
+            "fences": fences,
         }
         began = history.now()
         try:
