@@ -61,23 +61,29 @@ class Client:
             conditions["match_seq_num"] = self.witness.known_tail
         if self.chance.random() < 0.4:
             conditions["fencing_token"] = self.witness.known_token
-        await self._put(records, bodies, conditions)
+        await self.put(records, bodies, conditions)
 
     async def fence(self) -> None:
         body = self._body()
         conditions = {"fencing_token": self.witness.known_token}
-        if await self._put([self.sdk.CommandRecord.fence(body.decode())], [body], conditions):
+        command = self.sdk.CommandRecord.fence(body.decode())
+        if await self.put([command], [body], conditions, fences=True):
             self.witness.known_token = body.decode()
 
-    async def _put(
-        self, records: list[Any], bodies: list[bytes], conditions: dict[str, Any]
+    async def put(
+        self,
+        records: list[Any],
+        bodies: list[bytes],
+        conditions: dict[str, Any],
+        *,
+        fences: bool = False,
     ) -> bool:
         witness, sdk, history = self.witness, self.sdk, self.witness.history
         after, token = conditions.get("match_seq_num"), conditions.get("fencing_token")
         given: dict[str, Any] = {
             "after": after,
             "token": None if token is None else token.encode(),
-            "fences": records[0].is_command_record(),
+            "fences": fences,
         }
         began = history.now()
         try:
@@ -184,6 +190,12 @@ def told_of_clients(account: Account, operations: int, site: KilledOnRequest | N
             done = [0]
             parts = [one(number, done) for number in range(CLIENTS)]
             await asyncio.gather(*parts, *([kill(done)] if site is not None else []))
+        async with account.client() as client:
+            # Alone, so that a condition is met for certain.
+            last = Client(sdk, client.basin(basin).stream("log"), witness, CLIENTS)
+            await last.look()
+            conditions = {"match_seq_num": witness.known_tail}
+            assert await last.put([sdk.Record(b"last")], [b"last"], conditions)
         async with account.client() as client:
             witness.history.check(await all_of(sdk, client.basin(basin).stream("log")))
 
