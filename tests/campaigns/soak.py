@@ -19,7 +19,7 @@ from tests.campaigns.campaign import Campaign, Finding, Outcome, Work
 from tests.campaigns.soaking import lake_account
 from tests.campaigns.soaking.crews import CREWS, Crew, Said
 from tests.campaigns.soaking.flatness import BOUNDS, Life, measure
-from tests.campaigns.soaking.lives import Lives, Program, check, syncing, working
+from tests.campaigns.soaking.lives import Lives, Program, Turnover, check, syncing, working
 from tests.campaigns.soaking.native_crew import LAKE_TOPICS
 from tests.campaigns.soaking.scrape import Scrapes
 from tests.campaigns.soaking.site import quantile_ms
@@ -69,6 +69,7 @@ class Soaking:
         self._seconds = max(work.seconds_left, SECONDS_MIN)
         self._lives = Lives(work.directory)
         self._scrapes = Scrapes(self._lives.port)
+        self._turnover = Turnover(self._lives.data)
         self._begun = time.monotonic()
         self._life = Life(0.0)
         self._past: list[Life] = []
@@ -113,6 +114,7 @@ class Soaking:
             if not self._lives.alive:
                 self._findings.append("the server ended by itself")
                 return
+            self._turnover.look()
             self._life.add(measure(self._lives.pid, self._lives.data, self._now))
             if self._now - scraped > SCRAPE_SECONDS:
                 scraped = self._now
@@ -183,6 +185,8 @@ class Soaking:
         counts += self._restarts
         counts["seconds"] = round(seconds)
         counts["rows of the lake"] = self._rows
+        counts["files of segments made"] = self._turnover.made
+        counts["files of segments removed"] = self._turnover.removed
         for kind in ("records appended", "records read"):
             counts[kind] = sum(n for name, n in counts.items() if name.startswith(f"{kind}:"))
         reasons = [*self._findings, *(reason for each in said for reason in each.findings)]

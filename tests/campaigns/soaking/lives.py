@@ -94,6 +94,22 @@ class Lives:
         return [text[-TAIL_CHARACTERS:]] if "Traceback" in text else []
 
 
+class Turnover:
+    """How many segments came and went: by checkpoints, merges, compaction and retention."""
+
+    def __init__(self, data: Path) -> None:
+        self._directory = data / "segments"
+        self._known: set[str] = set()
+        self.made = 0
+        self.removed = 0
+
+    def look(self) -> None:
+        names = {name for _, _, names in os.walk(self._directory) for name in names}
+        self.made += len(names - self._known)
+        self.removed += len(self._known - names)
+        self._known = names
+
+
 class Program:
     """A command of Headrace that goes on beside the server."""
 

@@ -35,9 +35,11 @@ from tests.campaigns.soaking.topics import (
     write_together,
 )
 
+# So much that no reader falls behind it, and so little that it is reached in the warm-up.
 CAP = 12_000
+SLOW_CAP = 1_000  # of topics that get few records
 APPEND_MAX = 250  # records of one append
-LAKE_CAP = 3_000
+BATCHED_CAP = 3_000  # of those that Spark reads or writes
 TTL_MS = 60_000
 PASSING = 5  # topics that come and go
 PIPELINE_SECONDS_MAX = 300.0
@@ -53,21 +55,22 @@ def configs() -> dict[str, dict[str, object]]:
     """The topics, and what they keep."""
     disk: dict[str, object] = {"durability": "disk"}
     capped: dict[str, object] = {"cap_records": CAP}
-    archived = {"cap_records": LAKE_CAP, "retain_until_archived": True}
+    few: dict[str, object] = {"cap_records": SLOW_CAP}
+    archived = {"cap_records": BATCHED_CAP, "retain_until_archived": True}
     return {
         "keys": {"durability": "fsync", **capped},
         "shared": {**disk, **capped},
         "plain": {"durability": "memory", **capped},
         "columns": {**disk, "ttl_ms": TTL_MS},
         "deletes": disk,
-        "sockets": {**disk, **capped},
+        "sockets": {**disk, **few},
         "lake-a": {**disk, **archived},
         "lake-b": {"durability": "fsync", **archived},
         "pipe-in": {**disk, **capped},
-        "pipe-out": {**disk, **capped},
+        "pipe-out": {**disk, "cap_records": BATCHED_CAP},
         "copy-all": {**disk, **capped},
         "copy-half": {"durability": "fsync", **capped},
-        "jobs-dead": {**disk, **capped},
+        "jobs-dead": {**disk, **few},
         "jobs": {
             **disk,
             "type": "queue",
