@@ -42,7 +42,7 @@ Only the tests read these:
 |---|---|
 | `HEADRACE_TEST_MINUTES` | what the long sweeps may spend together |
 | `HEADRACE_TEST_SEED` | where their randomness starts; by default the commit's hash |
-| `HEADRACE_TEST_CAMPAIGNS` | the directory that campaigns keep their records in; `.campaigns` by default |
+| `HEADRACE_TEST_CAMPAIGNS` | where campaigns keep their records; `.campaigns` by default |
 | `HEADRACE_TEST_BASE` | the commit that `./run test --mutants --changed` compares with |
 | `HEADRACE_TEST_TIMES` | the directory that `./run test --times` collects measurements in |
 | `HEADRACE_TEST_TURNS` | how servers of tests handle a turn: `split` or `forced` |
