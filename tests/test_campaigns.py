@@ -10,6 +10,7 @@ from tests.campaigns import command, report, runner
 from tests.campaigns.catalog import CAMPAIGNS
 from tests.campaigns.record import Record, Run, load, save
 from tests.campaigns.runner import Runner
+from tests.support.checkout import ROOT
 from tests.support.small_campaign import DIES, FINDS, HANGS, RAISES, Small
 
 LONG = 120.0
@@ -90,6 +91,13 @@ def test_one_unit_is_done_here(
     assert "do it again" in capsys.readouterr().out
 
 
+def test_the_page_has_what_is_published() -> None:
+    page = (ROOT / report.PAGE).read_text()
+    campaigns = [campaign() for campaign in CAMPAIGNS]
+    assert page == report.with_table(page, campaigns), "publish the campaign again"
+    assert all(f"| `{campaign.name}` |" in page for campaign in campaigns)
+
+
 def test_a_published_record_is_gone_on_from(
     done: tuple[Path, Record], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -98,6 +106,9 @@ def test_a_published_record_is_gone_on_from(
     for module in (command, runner):
         monkeypatch.setattr(module, "published", lambda _campaign: tmp_path / "in" / "small.json")
     monkeypatch.setenv(command.DIRECTORY_VARIABLE, str(directory))
+    monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
+    (tmp_path / "page.md").write_text(report.BEGIN + report.END)
     assert command.main(["small", "--publish"]) == 1
+    assert "| `small` |" in (tmp_path / "page.md").read_text()
     elsewhere = Runner(Small(), tmp_path / "elsewhere", "commit")
     assert elsewhere.record.counts == record.counts and elsewhere.record.next_unit == 7

@@ -65,6 +65,8 @@ def main(arguments: list[str]) -> int:
     if given.publish:
         published(campaign).parent.mkdir(exist_ok=True)
         save(published(campaign), runner.record)
+        page = ROOT / report.PAGE
+        page.write_text(report.with_table(page.read_text(), known.values()))
     elif not given.report:
         runner.run(given.hours * 3600, given.workers or len(os.sched_getaffinity(0)))
     return verdict(campaign, runner.record)
