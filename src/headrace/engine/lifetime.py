@@ -41,6 +41,7 @@ from headrace.storage.files.store import DirectoryStore, Store, open_store
 from headrace.storage.files.tier import Tiers
 from headrace.storage.fs import LOCK_PATH, Filesystem, Lock, RealFilesystem
 from headrace.storage.snapshot.files import SnapshotStore
+from headrace.storage.tools.backup_manifest import refuse_backup
 
 log = logging.getLogger("headrace.engine")
 
@@ -62,6 +63,7 @@ class EngineLifetime:
     ) -> None:
         self.settings = settings or Settings()
         self.runtime = runtime
+        refuse_backup(fs)
         self._lock: Lock | None = fs.lock(LOCK_PATH)
         tiers = Tiers(DirectoryStore(fs), cold)
         self._state = state = EngineState(

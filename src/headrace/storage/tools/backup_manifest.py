@@ -8,12 +8,12 @@ from __future__ import annotations
 import msgspec
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from headrace.core.errors import CorruptionError, UnsupportedFormat
+from headrace.core.errors import ConfigError, CorruptionError, UnsupportedFormat
 from headrace.storage.files.store import (
     COPY_CHUNK_BYTES,
     Store,
 )
-from headrace.storage.fs import File, read_exact
+from headrace.storage.fs import File, Filesystem, read_exact
 from headrace.storage.segment.format import SegmentMeta
 
 # On disk: never change these.
@@ -57,6 +57,16 @@ class Manifest(msgspec.Struct, frozen=True):
 
     def files(self) -> list[BackupFile]:
         return [self.snapshot, *self.segments, *self.keys, *(part.file for part in self.log)]
+
+
+def refuse_backup(fs: Filesystem) -> None:
+    """Raise if a directory that is to be opened is a backup: it would be served as an empty one."""
+    if fs.exists(MANIFEST_PATH):
+        where = fs.describe("")
+        raise ConfigError(
+            f"{where} is a backup, not a data directory",
+            fix=f"restore it first: `headrace restore {where} --data-dir EMPTY`",
+        )
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -11,7 +11,13 @@ import boto3
 import pytest
 
 from headrace.core.clock import ManualClock, SeededRandom, SystemClock
-from headrace.core.errors import CorruptionError, HeadraceError, InvalidRequest, UnsupportedFormat
+from headrace.core.errors import (
+    ConfigError,
+    CorruptionError,
+    HeadraceError,
+    InvalidRequest,
+    UnsupportedFormat,
+)
 from headrace.engine.engine import Engine
 from headrace.engine.sealing.backup import backup
 from headrace.storage.epochs import EPOCHS_PER_GENERATION
@@ -54,6 +60,17 @@ def test_an_offline_backup_brings_everything_back(lab: Lab) -> None:
     after = lab.start(restored(target))
     assert contents(lab, after) == contents(lab, before)
     assert after.append("keyed", [b"once"], idempotency_key="k").result().first_seq == 1
+
+
+def test_a_backup_is_not_served(lab: Lab) -> None:
+    """It would be an empty server, which takes writes."""
+    target = SimDisk()
+    offline(lab.world().disk.copy(), target)
+    before = target.contents()
+    with pytest.raises(ConfigError, match=r"is a backup.*headrace restore"):
+        lab.start(target)
+    assert target.contents() == before
+    assert lab.start(restored(target)).topics()
 
 
 def test_a_restore_gives_every_topic_a_new_epoch(lab: Lab) -> None:
