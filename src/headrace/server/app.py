@@ -12,11 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
-from headrace.core.errors import (
-    HeadraceError,
-    OutOfResources,
-    ShuttingDown,
-)
+from headrace.core.errors import HeadraceError, OutOfResources, ShuttingDown
 from headrace.core.runtime import Done, Runtime, Thunk
 from headrace.core.settings import Settings
 from headrace.engine.topics.loading import LoadingTopics

@@ -21,6 +21,7 @@ from websockets.utils import accept_key
 
 from headrace.core.errors import InvalidRequest
 from headrace.wire.exchange import Exchange, Headers
+from headrace.wire.held_pieces import HeldPieces
 
 _VERSION: Final = b"13"
 _KEY_BYTES: Final = 16
@@ -97,7 +98,7 @@ class Incoming:
         self._protocol = Protocol(SERVER, max_size=message_bytes_max, logger=_log)
         self._bytes_max = message_bytes_max
         self._room = message_bytes_max  # beside the parts of a message that have come
-        self._held = bytearray()  # of a frame that is not whole
+        self._held = HeldPieces()  # of a frame that is not whole
         self._wanted = 0  # bytes of it that are worth a look
         self._parts: list[bytes] = []
         self._text = True
@@ -111,12 +112,11 @@ class Incoming:
             self._protocol.receive_eof()
             self._take_events(messages)
             return messages
-        if self._held:
-            self._held += data
-            if len(self._held) < self._wanted:
+        if self._held.size:
+            self._held.add(data)
+            if self._held.size < self._wanted:
                 return messages
-            data = bytes(self._held)
-            self._held.clear()
+            data = self._held.take()
         at, size = 0, len(data)
         while at < size:
             start, end = _frame_at(data, at)
@@ -125,7 +125,7 @@ class Incoming:
             elif end > size:
                 if not self._parts:
                     self.cut_messages += 1
-                self._held += data[at:] if at else data
+                self._held.add(data[at:] if at else data)
                 self._wanted = end - at
                 break
             elif data[at] == _WHOLE_TEXT and not self._parts:
@@ -165,19 +165,14 @@ class Incoming:
         self._room = self._bytes_max
 
     @property
-    def partial_bytes(self) -> int:
-        """What has come of a message that is not whole."""
-        return len(self._held) + self._bytes_max - self._room
-
-    @property
     def in_message(self) -> bool:
         """Whether a message has begun, or a frame of any kind, and has not ended."""
-        return bool(self._held or self._parts)
+        return bool(self._held.size or self._parts)
 
     @property
     def message_bytes(self) -> int:
-        """How many bytes of it have come."""
-        return len(self._held) + self._bytes_max - self._room
+        """How many bytes of a message that has not ended have come."""
+        return self._held.size + self._bytes_max - self._room
 
     @property
     def out_of_memory(self) -> bool:

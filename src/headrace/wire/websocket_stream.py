@@ -76,7 +76,7 @@ class WebSocketStream(LiveStream[ViewT]):
         if self._incoming.out_of_memory:
             # Before the close, which the protocol has begun.
             super().write(self._encoder.error(OutOfResources.told("nothing")))
-        self._count_arriving(self._incoming.partial_bytes)
+        self._count_arriving(self._incoming.message_bytes)
         for is_text, message in messages:
             if self.closed:
                 return

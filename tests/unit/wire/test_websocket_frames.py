@@ -149,4 +149,4 @@ def test_a_message_that_comes_byte_by_byte_is_copied_once() -> None:
         assert incoming.feed(data[at : at + 1]) == []
         assert at < 13 or incoming._wanted == len(data)
     assert incoming.feed(data[-1:]) == [(True, b"x" * 1_000)]
-    assert not incoming._held
+    assert not incoming.in_message

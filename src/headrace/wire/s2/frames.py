@@ -15,6 +15,7 @@ from typing import Final, Literal
 from headrace.core.error_frames import without_frames
 from headrace.core.errors import HeadraceError
 from headrace.core.limits import MIB
+from headrace.wire.held_pieces import HeldPieces
 from headrace.wire.s2.errors import S2Refusal, bad_frame, failure_body
 
 if sys.version_info >= (3, 14):
@@ -29,8 +30,6 @@ Compression = Literal["zstd", "gzip"]
 LENGTH_BYTES: Final = 3
 FRAME_BYTES_MAX: Final = 2 * MIB  # flag and payload, also when the payload is decompressed
 COMPRESS_BYTES_MIN: Final = 1024
-# A piece of a frame that is kept by itself has at least so many bytes.
-PIECE_BYTES_MIN: Final = 4096
 
 _TERMINAL: Final = 0x80
 _RECONNECT: Final = 0x10
@@ -55,13 +54,13 @@ class FrameDecoder:
     ([], [b'one', b'two'], 0)
     """
 
-    __slots__ = ("_pieces", "_wanted", "buffered", "error", "frames")
+    __slots__ = ("_held", "_wanted", "buffered", "error", "frames")
 
     def __init__(self) -> None:
         self.error: S2Refusal | None = None  # why nothing is taken any more
         self.buffered = 0  # bytes of a frame that is not complete
         self.frames = 0  # that were complete
-        self._pieces: list[bytes | bytearray] = []
+        self._held = HeldPieces()
         self._wanted = LENGTH_BYTES  # how many bytes it takes to go on
 
     def take(self, data: bytes) -> Iterator[bytes]:
@@ -75,10 +74,12 @@ class FrameDecoder:
             return
         self.buffered += len(data)
         if self.buffered < self._wanted:
-            self._keep(data)
+            self._held.add(data)
             return
-        held = b"".join((*self._pieces, data)) if self._pieces else data
-        self._pieces = []
+        held = data
+        if self._held.size:
+            self._held.add(data)
+            held = self._held.take()
         at, end = 0, len(held)
         try:
             while end - at >= LENGTH_BYTES:
@@ -99,15 +100,7 @@ class FrameDecoder:
             at = end
         self.buffered = end - at
         if at < end:
-            self._keep(held[at:])
-
-    def _keep(self, data: bytes) -> None:
-        """Keep a piece: one that is short together with others, or it would be mostly overhead."""
-        pieces = self._pieces
-        if pieces and type(pieces[-1]) is bytearray and len(pieces[-1]) < PIECE_BYTES_MIN:
-            pieces[-1] += data
-        else:
-            pieces.append(data if len(data) >= PIECE_BYTES_MIN else bytearray(data))
+            self._held.add(held[at:])
 
     def end(self) -> None:
         """The request has ended; `error` says so if that was inside of a frame."""

@@ -144,7 +144,7 @@ def test_one_that_is_told_to_stay_meanwhile_stays(server: CatalogServer) -> None
     assert server.streams() == ["s"]
 
 
-def test_one_that_is_created_anew_meanwhile_stays(server: CatalogServer) -> None:
+def test_one_that_is_created_again_meanwhile_stays(server: CatalogServer) -> None:
     server.create_stream("s", min_age_secs=10)
     server.pass_time(9_000)
     streams, given = server.catalog.streams, OptionalStreamConfig(delete_on_empty=DeleteOnEmpty(10))
