@@ -107,6 +107,28 @@ def test_those_that_are_behind_share_a_slice(speak: object) -> None:
     assert place.app.shares.slice_ns == SLICE_NS_MAX
 
 
+def test_a_request_that_comes_alone_is_served_at_once_however_long_ago_the_last_one_was() -> None:
+    place = Place()
+    transport = place.connect()
+    for number in range(REQUESTS):  # from the second on, the head is known
+        transport.protocol.data_received(http1(["same"]))
+        assert len(place.worked) == number + 1
+        place.clock.advance(1_000)
+
+
+def test_a_read_has_one_slice_whether_its_heads_are_known_or_not() -> None:
+    place = Place()
+    transport = place.connect()
+    for _ in range(2):
+        transport.protocol.data_received(http1(["known"]))
+    place.worked.clear()
+    names = ["known", "known", *(f"new{n}" for n in range(REQUESTS))]
+    transport.protocol.data_received(http1(names))
+    assert place.worked == names[:2]
+    place.runtime.run()
+    assert place.worked == names
+
+
 @pytest.mark.parametrize("speak", [http1, http2])
 def test_one_that_leaves_while_it_is_behind_is_not_counted_any_more(speak: object) -> None:
     assert callable(speak)

@@ -168,6 +168,7 @@ class Http1Connection(TimedPipeline):
 
     def data_received(self, data: bytes) -> None:
         self._reads += 1
+        self._until_ns = 0  # a read has a slice of its own, whichever way its requests are taken
         reading = self.reading
         try:
             if reading is IDLE:

@@ -71,16 +71,6 @@ class Pipeline(KnownRequests):
         """Read on as HTTP: the request for another protocol has got an ordinary answer."""
         raise NotImplementedError
 
-    # Reading
-
-    def _take_some(self, data: bytes) -> None:
-        self._until_ns = 0
-        super()._take_some(data)
-
-    def _feed(self, data: bytes) -> None:
-        self._until_ns = 0
-        super()._feed(data)
-
     # Handing over
 
     def _take_known(self, known: KnownHead, headers: dict[bytes, bytes], body: bytes) -> None:
