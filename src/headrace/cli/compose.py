@@ -94,6 +94,7 @@ def compose(settings: Settings, engine: Engine, keys: KeyRing) -> Server:
         engine.loading,
         context.request_memory,
     )
+    engine.throttle.waiting_requests = app.shares.waiting_requests
 
     sources = metrics.sources
     sources.open_connections.add(lambda: len(app.connections))

@@ -231,9 +231,10 @@ class Appender:
             if topic.closed:
                 refuse_closed(topic)
             if self._throttle.shedding:
-                gathered.stage()  # so that all who wait are counted
-                self._throttle.refuse_if_full(shard, pending.how.disable_backpressure)
-                gathered.begin(shard)
+                # Those that are gathered wait for the same shard, each with one entry.
+                self._throttle.refuse_if_full(
+                    shard, pending.how.disable_backpressure, len(gathered.appends)
+                )
             if topic.ephemeral:
                 self._state.refuse_ephemeral(size)
         if topic.bounded or self._has_quota or topic.staged > FEW_SEQS_LEFT:

@@ -57,7 +57,8 @@ assert COALESCE_ABOVE < WIDEN_ABOVE < DEFER_UNTIL_BELOW < DEFER_ABOVE < SHED_FRO
 class Load(NamedTuple):
     """What was measured since the last look."""
 
-    depth: float = 0.0  # topics that wait for their delivery, and appends for the log
+    # Topics that wait for their delivery, appends for the log, and requests for their turn.
+    depth: float = 0.0
     latency_ms: float = 0.0  # from being ready to being served, on average
     busy: float = 0.0  # share of the time that the loop's thread was at work
     late: bool = False  # the look itself came late: the loop was at work, or had no processor

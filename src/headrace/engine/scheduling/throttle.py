@@ -9,6 +9,7 @@ anyway.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.core.clock import NS_PER_MS
@@ -55,6 +56,8 @@ class Throttle:
         self._worked_ns = 0  # CPU time of the loop's thread at the last look
         self._frames = 0
         self._batches = 0
+        # Requests that have arrived and are not handed over, which whoever serves them counts.
+        self.waiting_requests: Callable[[], int] = int
 
     # Looking
 
@@ -96,7 +99,7 @@ class Throttle:
         staged = (frames - self._frames) / max(batches - self._batches, 1)
         self._frames, self._batches = frames, batches
         return Load(
-            turns.depth + staged,
+            turns.depth + staged + self.waiting_requests(),
             turns.mean_wait_ns() / NS_PER_MS,
             used_ns / max(elapsed_ns, 1),
             now_ns - self._due_ns >= LATE_NS,
@@ -145,10 +148,16 @@ class Throttle:
 
     # Refusing
 
-    def refuse_if_full(self, shard: WalShard, disable_backpressure: bool) -> None:
-        """Refuse an append under full pressure, when as many wait for the log as may."""
+    def refuse_if_full(
+        self, shard: WalShard, disable_backpressure: bool, gathered: int = 0
+    ) -> None:
+        """Refuse an append under full pressure, when as many wait for the log as may.
+
+        `gathered` appends wait for it beside those that the shard knows of.
+        """
         depth_max = self._state.settings.wal_queue_depth_max
-        if not self.shedding or shard.depth < depth_max:
+        depth = shard.depth + gathered
+        if not self.shedding or depth < depth_max:
             return
         if disable_backpressure:
             self.bypassed_total += 1
@@ -156,7 +165,7 @@ class Throttle:
         self.refused_total += 1
         shard.submit_full_total += 1
         raise Throttled(
-            f"the server is overloaded and {shard.depth} appends wait for the log",
+            f"the server is overloaded and {depth} appends wait for the log",
             fix=f"retry after {RETRY_AFTER_MS} ms, or send `disable_backpressure`",
             detail={
                 "limit": "wal_queue_depth_max",

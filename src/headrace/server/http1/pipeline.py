@@ -161,9 +161,13 @@ class Pipeline(KnownRequests):
             self._until_ns = now_ns + shares.slice_ns
         elif now_ns > self._until_ns:
             self._behind = True
-            shares.go_on_later(self._catch_up)
+            shares.go_on_later(self._catch_up, self._waiting)
             return False
         return True
+
+    def _waiting(self) -> int:
+        """Return how many requests are not handed over yet."""
+        return len(self.queue) - self._handled
 
     def _catch_up(self) -> None:
         """Go on with the requests that this connection had no time for."""

@@ -148,7 +148,11 @@ class Http2Connection(asyncio.Protocol):
         elif not self.closing:
             self._turn_asked = True
             self._pause_reading()
-            self.app.shares.go_on_later(self._turn)
+            self.app.shares.go_on_later(self._turn, self._waiting)
+
+    def _waiting(self) -> int:
+        """Return how many requests wait at least: of frames that are not read one is counted."""
+        return len(self._held) + 1
 
     def _ran_out(self, error: MemoryError) -> None:
         """Refuse what is arriving, for which there is no memory, and close after the last answer.
@@ -242,7 +246,7 @@ class Http2Connection(asyncio.Protocol):
             more = sender.wake(until_ns) or more
         if more and sender.writable and not self._flush_asked and not self.closing:
             self._flush_asked = True
-            self.app.shares.go_on_later(self._flush)
+            self.app.shares.go_on_later(self._flush, self._waiting)
 
     def _let_in(self, until_ns: int) -> bool:
         """Hand over what was held back; return whether some of it still can be."""
