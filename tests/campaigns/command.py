@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.campaigns import report
@@ -17,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 DIRECTORY_VARIABLE = "HEADRACE_TEST_CAMPAIGNS"
 DIRECTORY = ".campaigns"
 LIST = "list"
+EXIT_TERMINATED = 143
 
 
 def campaigns() -> dict[str, Campaign]:
@@ -68,6 +71,8 @@ def main(arguments: list[str]) -> int:
         page = ROOT / report.PAGE
         page.write_text(report.with_table(page.read_text(), known.values()))
     elif not given.report:
+        # As an interrupt: what was begun is noted, and its processes end.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
         runner.run(given.hours * 3600, given.workers or len(os.sched_getaffinity(0)))
     return verdict(campaign, runner.record)
 
