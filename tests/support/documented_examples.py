@@ -62,7 +62,13 @@ def run(examples: list[Example], address: str, directory: Path) -> list[str]:
     done = subprocess.run(
         ["bash", "-c", script],
         cwd=directory,
-        env={**os.environ, "PATH": path, "CURL_HOME": str(directory)},
+        # `headrace` of the examples speaks to the server that theirs stands for.
+        env={
+            **os.environ,
+            "PATH": path,
+            "CURL_HOME": str(directory),
+            "HEADRACE_URL": f"http://{address}",
+        },
         capture_output=True,
         timeout=SECONDS_MAX,
     )
