@@ -6,9 +6,11 @@ from collections import Counter
 
 import pytest
 
-from headrace.core.clock import ManualClock
+from headrace.cli.compose import compose
+from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.runtime import StepRuntime
 from headrace.core.settings import Settings
+from headrace.engine.engine import Engine
 from headrace.metrics.requests import Metrics
 from headrace.server.access import AccessControl
 from headrace.server.app import App
@@ -17,6 +19,7 @@ from headrace.server.http1.connection import Http1Connection
 from headrace.server.http1.heads import KnownHeads
 from headrace.server.http2.connection import PREFACE
 from headrace.server.loop_shares import SLICE_NS_MAX
+from headrace.testing.simdisk import SimDisk
 from headrace.wire.exchange import Exchange
 from headrace.wire.native.dialect import NativeDialect
 from headrace.wire.routes import READ, Route, RouteTable
@@ -136,7 +139,36 @@ def test_one_that_leaves_while_it_is_behind_is_not_counted_any_more(speak: objec
     transport = place.connect()
     transport.protocol.data_received(speak([f"{n}" for n in range(REQUESTS)]))
     assert place.app.shares.slice_ns < SLICE_NS_MAX
+    assert place.app.shares.waiting_requests() > 0
     transport.protocol.connection_lost(None)
     place.runtime.run()
     assert place.worked == ["0", "1"]
     assert place.app.shares.slice_ns == SLICE_NS_MAX
+    assert place.app.shares.waiting_requests() == 0
+
+
+def test_requests_of_those_that_are_behind_are_counted() -> None:
+    place = Place()
+    shares = place.app.shares
+    first, second = place.connect(), place.connect()
+    first.protocol.data_received(http1(["first"] * REQUESTS))
+    assert shares.waiting_requests() == REQUESTS - 2
+    first.protocol.data_received(http1(["first"]))
+    assert shares.waiting_requests() == REQUESTS - 1, "what has arrived since waits, too"
+    second.protocol.data_received(http1(["second"] * REQUESTS))
+    assert shares.waiting_requests() == 2 * REQUESTS - 2
+    # Of frames that were not looked at yet nobody knows how many requests they are.
+    place.connect().protocol.data_received(http2(["third"] * REQUESTS))
+    assert shares.waiting_requests() == 2 * REQUESTS - 1
+    place.runtime.run()
+    assert shares.waiting_requests() == 0
+
+
+def test_g5_the_governor_of_a_server_counts_those_that_are_behind() -> None:
+    """However little of a flood comes into one turn, the governor sees all of it."""
+    engine = Engine(SimDisk(), StepRuntime(ManualClock()), random=SeededRandom(1))
+    server = compose(engine.settings, engine, KeyRing.parse(""))
+    assert engine.throttle.waiting_requests() == 0
+    server.app.shares.go_on_later(lambda: None, lambda: REQUESTS)
+    assert engine.throttle.waiting_requests() == REQUESTS
+    engine.abandon()

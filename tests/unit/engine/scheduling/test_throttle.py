@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headrace.core.clock import ManualClock
 from headrace.core.errors import Throttled
 from headrace.core.runtime import StepRuntime
 from headrace.engine.appending.admission import Append
+from headrace.engine.appending.pending_append import PendingAppend
 from headrace.engine.engine import Engine
 from headrace.engine.live.follower import Follower, Position, Subscription
 from headrace.engine.live.hub import LiveHub
@@ -288,6 +290,19 @@ def test_g5_last_rung_refuses_appends_to_a_full_log(start: Start) -> None:
     assert engine.append("t", [4]).result().last_seq == 5, "a refused append takes no seq (A3)"
 
 
+def test_g5_appends_of_one_call_count_before_they_are_in_the_log(start: Start) -> None:
+    engine = start(wal_queue_depth_max=3)
+    engine.append("t", [0]).result()
+    sustain(engine, 1.0)
+    fill(engine, 1)
+    asked = [PendingAppend(engine.runtime, "t", msgspec.Raw(b"1")) for _ in range(4)]
+    engine.append_all(asked, lambda _done: None)
+    assert [isinstance(one.error, Throttled) for one in asked] == [False, False, True, True]
+    assert engine.state.throttle.refused_total == 2
+    run(engine)
+    assert engine.topic("t").head_seq == 4
+
+
 def test_g5_nothing_is_refused_before_work_was_put_off(start: Start) -> None:
     engine = start(wal_queue_depth_max=3)
     engine.append("t", [0]).result()
@@ -388,6 +403,17 @@ def test_an_idle_engine_has_no_pressure(engine: Engine) -> None:
     for _ in range(10):
         run(engine, LOOK_MS)
     assert engine.state.throttle.governor.pressure == 0
+
+
+def test_g5_requests_that_wait_for_their_turn_are_load(engine: Engine) -> None:
+    engine.govern()
+    throttle = engine.state.throttle
+    throttle.waiting_requests = lambda: ladder.DEPTH_FULL // 2
+    run(engine, LOOK_MS)
+    assert throttle.governor.depth == 0.5
+    throttle.waiting_requests = int
+    run(engine, LOOK_MS)
+    assert throttle.governor.depth == 0
 
 
 def test_the_loop_is_measured(engine: Engine, clock: ManualClock) -> None:
