@@ -19,8 +19,8 @@ from tests.support.hostile_clients import Crowd, Target
 from tests.support.hostile_kinds import KINDS
 from tests.support.processes import resident_bytes
 
-# Of memory beside what metrics say is held: in all, and for each client, whose connection has tables
-# and buffers.
+# Of memory beside what metrics say is held: in all, and for each client, whose connection has
+# tables and buffers.
 UNTOLD_BYTES_MAX = 64 << 20
 UNTOLD_OF_CLIENT_BYTES_MAX = 256 << 10
 PATIENCE_SECONDS = 60.0
