@@ -320,15 +320,12 @@ class LogHeads:
             return kind, length
         if topic_id not in self._heads and topic_id not in found.created:
             return 0, 0
-        if kind == ENTRY_APPEND:
-            if length < APPEND.size:
-                return 0, 0
-            fields = APPEND.unpack_from(stored, at)
-            first, count = fields[5], fields[9]
-            head = found.last_seqs.get(topic_id, self._heads.get(topic_id, 0))
-            if first != head + 1 or not 0 < count <= length // RECORD_BYTES_MIN:
-                return 0, 0
-            found.last_seqs[topic_id] = first + count - 1
+        head = found.last_seqs.get(topic_id, self._heads.get(topic_id, 0))
+        last = _last_of_append(stored, at, length, head)
+        if (kind == ENTRY_APPEND) != (last > 0):
+            return 0, 0  # or its kind is what is damaged, and records would be lost in silence
+        if last:
+            found.last_seqs[topic_id] = last
         return kind, length
 
     def finish(self) -> list[list[Lost]]:
@@ -344,3 +341,13 @@ class LogHeads:
             ]
             for lost in self._lost
         ]
+
+
+def _last_of_append(stored: bytes, at: int, length: int, head: int) -> int:
+    """The last seq of an entry that is an append of what follows the head; 0 if it cannot be."""
+    if length < APPEND.size:
+        return 0
+    fields = APPEND.unpack_from(stored, at)
+    first, count = fields[5], fields[9]
+    fits = first == head + 1 and 0 < count <= length // RECORD_BYTES_MIN
+    return first + count - 1 if fits else 0

@@ -16,6 +16,7 @@ import pytest
 
 from headrace.core.clock import ManualClock, SeededRandom
 from headrace.core.errors import DataDirLocked, InvalidRequest
+from headrace.storage.block import ENTRY_APPEND
 from headrace.storage.epochs import EPOCHS_PER_GENERATION
 from headrace.storage.tools.check import check
 from headrace.storage.tools.examination import lock_directory
@@ -23,7 +24,12 @@ from headrace.storage.tools.lost_seqs import RECOVERED_NAME
 from headrace.storage.tools.repair import repair
 from headrace.storage.wal.audit import survey
 from headrace.storage.wal.file import discover
-from headrace.storage.wal.frame import BATCH_HEADER_BYTES, PAGE_BYTES, encode_file_header
+from headrace.storage.wal.frame import (
+    BATCH_HEADER_BYTES,
+    ENTRY_TYPES,
+    PAGE_BYTES,
+    encode_file_header,
+)
 from headrace.testing.simdisk import MODES, SimDisk
 
 KIB = 1024
@@ -116,6 +122,15 @@ def test_power_loss_is_no_error(lab: Lab) -> None:
         report = check(crashed)
         assert report.ok, report.findings
         assert lab.opens(crashed)
+
+
+@pytest.mark.parametrize("kind", sorted(ENTRY_TYPES - {ENTRY_APPEND}))
+def test_an_append_that_damage_calls_something_else_is_announced(lab: Lab, kind: int) -> None:
+    """The last one of its topic: nothing behind it tells that it was there."""
+    disk = lab.world().disk.copy()
+    path, offset = lab.used_log(disk), lab.batch_of(disk, b"b 25")
+    disk.overwrite(path, offset + BATCH_HEADER_BYTES, bytes([kind]))
+    assert expect_mended(lab, disk, f"kind {kind}")
 
 
 def test_one_damaged_batch_costs_only_its_records(lab: Lab) -> None:
