@@ -1,6 +1,6 @@
 """What an engine holds in memory for its callers: records, topics, keys, producers, jobs.
 
-The bytes of one are measured and rounded up; `tests/process/test_bounds.py` holds them against what
+The bytes of one are estimates, rounded up; `tests/process/test_bounds.py` holds them against what
 a process takes.
 """
 
